@@ -13,27 +13,27 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def dropout(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
-    """Dropout of x."""
-    if x.device.type != "cpu":
-        return F.dropout(x, rate)
-    return x * _mask(x, rate, generator)
+def dropout(
+    x: Tensor,
+    rate: float,
+    generator: torch.Generator | None = None,
+    *,
+    relu: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Dropout of x, or with `relu` of relu(x), plus the residual if given. At rate 0, nothing is drawn.
 
-
-def add_dropout(x: Tensor, y: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
-    """x + dropout(y), on a CPU in one pass over memory and in the type of x."""
-    if x.device.type != "cpu":
-        return x + F.dropout(y, rate)
-    return torch.addcmul(x, y.to(x.dtype), _mask(x, rate, generator))
-
-
-def relu_dropout(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
-    """dropout(relu(x)). On a CPU, nothing but the result is kept for the backward pass: where it is 0, the
-    gradient is 0."""
-    if x.device.type != "cpu":
-        return F.dropout(F.relu(x), rate)
-    out: Tensor = _ReluDropout.apply(x, rate, generator)  # type: ignore[no-untyped-call]
-    return out
+    On a CPU, dropout and sum are one pass over memory, in the type of the residual. The backward pass of
+    dropout(relu(x)) needs nothing but its result: where that is 0, the gradient is 0.
+    """
+    if rate and x.device.type == "cpu":
+        if not relu and residual is not None:
+            return torch.addcmul(residual, x.to(residual.dtype), _mask(residual, rate, generator))
+        x = _ReluDropout.apply(x, rate, generator) if relu else x * _mask(x, rate, generator)  # type: ignore[no-untyped-call]
+    else:
+        x = F.relu(x) if relu else x
+        x = F.dropout(x, rate) if rate else x
+    return x if residual is None else residual + x
 
 
 class _ReluDropout(torch.autograd.Function):

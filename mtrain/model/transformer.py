@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.attention import attention
-from mtrain.kernels.dropout import add_dropout, dropout, relu_dropout
+from mtrain.kernels.dropout import dropout
 from mtrain.kernels.precision import widest_float
 from mtrain.kernels.sequences import Padded
 from mtrain.model.loss import LossSums, translation_loss
@@ -59,21 +59,9 @@ class Dropout(nn.Module):
         """The rate in training mode, otherwise 0."""
         return self.rate if self.training else 0.0
 
-    @property
-    def active(self) -> bool:
-        """Whether dropout is applied: in training mode, if the rate is above 0."""
-        return self.active_rate > 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.rate, self.generator) if self.active else x
-
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + dropout(y)."""
-        return add_dropout(x, y, self.rate, self.generator) if self.active else x + y
-
-    def of_relu(self, x: Tensor) -> Tensor:
-        """dropout(relu(x))."""
-        return relu_dropout(x, self.rate, self.generator) if self.active else F.relu(x)
+    def forward(self, x: Tensor, relu: bool = False, residual: Tensor | None = None) -> Tensor:
+        """dropout(x), or with `relu` dropout(relu(x)), plus a residual if given."""
+        return dropout(x, self.active_rate, self.generator, relu=relu, residual=residual)
 
 
 # ------------------------------------------------------------------------------------------------ positions
@@ -148,7 +136,7 @@ class Embed(nn.Module):
     ) -> Tensor:
         """(P, E) for ids (P) and embeddings of positions; see `Padded.add`."""
         x = embedding(ids) * math.sqrt(self.config.d_model)
-        if self.word_dropout.active:
+        if self.word_dropout.active_rate:
             # All occurrences of a word in a sentence are dropped, or none (Gal and Ghahramani, "A
             # Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016, section 4.2).
             factors = self.word_dropout(x.new_ones(ids.shape))
@@ -248,7 +236,7 @@ class FeedForward(nn.Module):
     def activate(self, x: Tensor) -> Tensor:
         """The activation of the output of the first map, and dropout."""
         if self.activation is F.relu:
-            return self.dropout.of_relu(x)
+            return self.dropout(x, relu=True)  # type: ignore[no-any-return]
         if not self.gated:
             return self.dropout(self.activation(x))  # type: ignore[no-any-return]
         gate, x = x.chunk(2, dim=-1)
@@ -275,8 +263,8 @@ class Residual(nn.Module):
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """x + Dropout(y) for the output y of the sublayer, normalized with "post"."""
-        added = self.dropout.add(x, y)
-        return added if self.pre else self.norm(added)
+        added = self.dropout(y, residual=x)
+        return added if self.pre else self.norm(added)  # type: ignore[no-any-return]
 
 
 def make_final_norm(config: ModelConfig) -> nn.Module:

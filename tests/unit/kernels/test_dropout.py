@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.kernels.dropout import add_dropout, dropout, relu_dropout
+from mtrain.kernels.dropout import dropout
 
 torch.set_num_threads(1)
 
@@ -73,7 +73,7 @@ def test_a_transposed_tensor() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_fused_functions_equal_their_parts_with_the_same_mask(dtype: torch.dtype) -> None:
+def test_fused_operations_equal_their_parts_with_the_same_mask(dtype: torch.dtype) -> None:
     generator = torch.Generator()
     x, y = (torch.randn(7, 5, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     cotangent = torch.randn(7, 5, generator=torch.Generator().manual_seed(3))
@@ -90,9 +90,32 @@ def test_fused_functions_equal_their_parts_with_the_same_mask(dtype: torch.dtype
     def separate_relu(x, y, rate, generator) -> Tensor:
         return dropout(torch.relu(y), rate, generator)
 
-    torch.testing.assert_close(run(add_dropout), run(separate_sum), rtol=0, atol=1e-12)
-    relu = run(lambda x, y, *rest: relu_dropout(y, *rest))
-    torch.testing.assert_close(
-        relu, run(separate_relu), rtol=1e-2 if dtype == torch.bfloat16 else 0, atol=1e-12
-    )
+    def with_residual(x, y, rate, generator) -> Tensor:
+        return dropout(y, rate, generator, residual=x)
+
+    def with_relu(x, y, rate, generator) -> Tensor:
+        return dropout(y, rate, generator, relu=True)
+
+    torch.testing.assert_close(run(with_residual), run(separate_sum), rtol=0, atol=1e-12)
+    relu = run(with_relu)
+    rtol = 1e-2 if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(relu, run(separate_relu), rtol=rtol, atol=1e-12)
     assert relu[0].dtype == dtype
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_relu_and_residual_can_be_combined(rate: float, relu: bool) -> None:
+    x, y = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(5)
+    factors = dropout(torch.ones_like(y), rate)  # 0 or 1 / (1 - rate)
+    torch.manual_seed(5)
+    out = dropout(y, rate, relu=relu, residual=x)
+    torch.testing.assert_close(out, x + factors * (torch.relu(y) if relu else y))
+
+
+def test_at_rate_0_nothing_is_drawn() -> None:
+    x, generator = torch.randn(3, 4), torch.Generator().manual_seed(5)
+    state = generator.get_state()
+    assert torch.equal(dropout(x, 0.0, generator), x)
+    assert torch.equal(generator.get_state(), state)
