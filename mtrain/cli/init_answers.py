@@ -11,7 +11,7 @@ from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.starter import holdout_size
 from mtrain.control_characters import escape_control_characters
-from mtrain.data.identify_language import EXTRA, can_identify
+from mtrain.data.text.identify_language import EXTRA, can_identify
 from mtrain.errors import MtrainError, UsageError
 from mtrain.inspection.choose_sides import Side, Sides, choose_sides
 from mtrain.inspection.corpora import Inspected

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from mtrain.data.corpus import Block
 from mtrain.data.quotes import count_signs
-from mtrain.data.scripts import ScriptFilter, script_of
 from mtrain.data.shifts import Shift, find_shifts
-from mtrain.data.text_hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
+from mtrain.data.text.hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
+from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins

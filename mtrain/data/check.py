@@ -34,10 +34,10 @@ from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.lines import Digests
 from mtrain.data.quotes import count_signs, show_csv
 from mtrain.data.raw_blocks import read_blocks
-from mtrain.data.scripts import main_script
 from mtrain.data.shifts import Shift, find_shifts
 from mtrain.data.side_languages import CorpusSides
-from mtrain.data.text_hashes import contains, unique
+from mtrain.data.text.hashes import contains, unique
+from mtrain.data.text.writing_systems import main_script
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.text_hashes import MIX, Hashes, unique
+from mtrain.data.text.hashes import MIX, Hashes, unique
 
 _BUFFER = 1_000_000  # keys that are collected before they are counted
 _SPACE = 2**64

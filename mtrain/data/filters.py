@@ -14,7 +14,7 @@ from mtrain.config.filters import RULES
 from mtrain.config.languages import Direction
 from mtrain.data.corpus import Block
 from mtrain.data.pair_rules import Pairs, Rule, make_rules
-from mtrain.data.text_hashes import Hashes, hash_pairs, hash_texts
+from mtrain.data.text.hashes import Hashes, hash_pairs, hash_texts
 
 REASONS = ("bad", "empty", *RULES)  # bad: unreadable; empty: a side is blank
 BAD, EMPTY, DUPLICATE = (REASONS.index(reason) + 1 for reason in ("bad", "empty", "duplicates"))

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from mtrain.config.filters import Filters
 from mtrain.config.languages import has_spaces, scripts_of_language
-from mtrain.data.identify_language import LanguageFilter
-from mtrain.data.scripts import ScriptFilter, script_of
-from mtrain.data.text_sizes import TextSizes, measure
-from mtrain.data.urls import urls_of
+from mtrain.data.text.identify_language import LanguageFilter
+from mtrain.data.text.sizes import TextSizes, measure
+from mtrain.data.text.urls import urls_of
+from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]  # indices of pairs

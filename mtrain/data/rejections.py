@@ -14,7 +14,7 @@ import numpy as np
 
 from mtrain.data.duplicates import find_repeated
 from mtrain.data.filters import DUPLICATE, REASONS, Codes, FilteredBlock
-from mtrain.data.text_hashes import Hashes
+from mtrain.data.text.hashes import Hashes
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import replacing
 from mtrain.storage.temporary import TemporaryStream

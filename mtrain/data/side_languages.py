@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.languages import Direction, is_same_language, scripts_of_language
-from mtrain.data.identify_language import identify_language
-from mtrain.data.scripts import main_script
+from mtrain.data.text.identify_language import identify_language
+from mtrain.data.text.writing_systems import main_script
 
 _TEXTS = 200  # of a side, of which the language is identified
 _CHARACTERS = 50  # minimum to determine the script

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from mtrain.config.language_names import find_language, languages_of_pair, words_of
 from mtrain.config.languages import is_same_language
-from mtrain.data.identify_language import Identified, identify_language
+from mtrain.data.text.identify_language import Identified, identify_language
 from mtrain.errors import UsageError
 from mtrain.inspection.table_columns import SOURCE_WORDS, TARGET_WORDS
 

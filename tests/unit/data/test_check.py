@@ -19,7 +19,7 @@ from mtrain.data.check import Counts, Leak
 from mtrain.data.check_report import check_data, format_report, list_warnings
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.scripts import ScriptFilter, script_of
+from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.data.toy import toy_pairs
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer

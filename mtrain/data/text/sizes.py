@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import regex  # supports newer versions of Unicode than `unicodedata`
 
-from mtrain.data.text_hashes import LETTERS, code_points
+from mtrain.data.text.hashes import LETTERS, code_points
 
 _TEXTS = 1000  # that are counted at a time; more would not fit into the processor's cache
 _OTHER, _LETTER, _DIGIT, _FORMAT, _SPACE = range(5)

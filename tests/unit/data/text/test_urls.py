@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrain.data.urls import urls_of
+from mtrain.data.text.urls import urls_of
 
 A = "https://example.org/a"
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.data.text_hashes import common, hash_normalized, hash_pairs, hash_texts, unique
+from mtrain.data.text.hashes import common, hash_normalized, hash_pairs, hash_texts, unique
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.text(
     "aA ß_½²İ!-é、カ\u0301", max_size=9
