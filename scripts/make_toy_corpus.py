@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mtrain.data import Pair
-from mtrain.data.toy import FOLDER, Split
+from mtrain.data.reading.toy import FOLDER, Split
 
 Polarity = Literal["+", "-", "?"]
 Triple = tuple[str, str, Polarity]  # verb, noun, polarity

@@ -35,7 +35,7 @@ def check(
 
     from mtrain.config.load import load_config
     from mtrain.data.check_report import check_data, format_report, list_warnings, require_usable
-    from mtrain.data.raw_files import RawFiles
+    from mtrain.data.reading.raw_files import RawFiles
     from mtrain.data.same_inputs import check_corpora
     from mtrain.data.scan import CorpusScanner
     from mtrain.training.prepare_tokenizer import existing_tokenizer
@@ -166,7 +166,7 @@ def clean(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
-    from mtrain.data.corpus_files import input_files
+    from mtrain.data.reading.corpus_files import input_files
     from mtrain.data.same_inputs import check_corpora
 
     data = load_config(config, overrides(set_)).data

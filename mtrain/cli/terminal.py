@@ -149,9 +149,9 @@ def require_file(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
-    from mtrain.data.line_bounds import lines_of
-    from mtrain.data.lines import raise_errors
-    from mtrain.data.lines import read_lines as lines_of_file
+    from mtrain.data.reading.line_bounds import lines_of
+    from mtrain.data.reading.lines import raise_errors
+    from mtrain.data.reading.lines import read_lines as lines_of_file
 
     yield from (
         decode_stdin(lines_of(sys.stdin.buffer)) if str(path) == "-" else raise_errors(lines_of_file(path))
@@ -160,7 +160,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def decode_stdin(lines: Iterable[bytes]) -> Iterator[str]:
     """The lines of stdin as text. Raises DataError at the first that is not valid text."""
-    from mtrain.data.lines import decode_lines, raise_errors
+    from mtrain.data.reading.lines import decode_lines, raise_errors
 
     try:
         yield from raise_errors(decode_lines(lines, "<stdin>"))

@@ -152,7 +152,7 @@ def write_translations(
 def count_lines(file: Path | None) -> int | None:
     """The number of lines of an input, and None for a pipe. Raises DataError for a line that is not valid
     text, so that it does not end a long translation."""
-    from mtrain.data.lines import count_valid_lines
+    from mtrain.data.reading.lines import count_valid_lines
 
     return count_valid_lines(file) if file is not None and file.is_file() else None
 
@@ -187,7 +187,7 @@ def _write_resumable(job: Job, lines: Iterator[str], path: Path, continue_: bool
 
 def _require_complete(path: Path, count: int) -> None:
     """Raise UsageError unless a file has `count` lines."""
-    from mtrain.data.lines import open_blocks
+    from mtrain.data.reading.lines import open_blocks
 
     with open_blocks(path) as blocks:
         if blocks.count_all() != count:

@@ -29,11 +29,11 @@ from mtrain.data.block_check import (
     hash_all,
     usable_pairs,
 )
-from mtrain.data.corpus import Block, parse_block
 from mtrain.data.duplicates import DuplicateCounter
-from mtrain.data.lines import Digests
-from mtrain.data.quotes import count_signs, show_csv
-from mtrain.data.raw_blocks import read_blocks
+from mtrain.data.reading.blocks import read_blocks
+from mtrain.data.reading.corpus import Block, parse_block
+from mtrain.data.reading.lines import Digests
+from mtrain.data.reading.quotes import count_signs, show_csv
 from mtrain.data.shifts import Shift, find_shifts
 from mtrain.data.side_languages import CorpusSides
 from mtrain.data.text.hashes import contains, unique

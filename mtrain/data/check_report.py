@@ -14,7 +14,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.check import Findings, count_tag_ids, segment
 from mtrain.data.data_folder import CHECK
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import read_summary
 from mtrain.duration import format_duration

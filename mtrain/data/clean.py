@@ -8,13 +8,13 @@ from typing import IO
 
 from mtrain.config.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.data import DataConfig
-from mtrain.data.corpus import parse_block
 from mtrain.data.filters import REASONS, Codes
 from mtrain.data.folder_encoder import format_counts
-from mtrain.data.lines import decode_block
-from mtrain.data.quotes import split_quoted
-from mtrain.data.raw_blocks import RawBlock, read_blocks
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.blocks import RawBlock, read_blocks
+from mtrain.data.reading.corpus import parse_block
+from mtrain.data.reading.lines import decode_block
+from mtrain.data.reading.quotes import split_quoted
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import ProgressBar

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mtrain.config.corpora import Corpus
-from mtrain.data.corpus_files import place_of
+from mtrain.data.reading.corpus_files import place_of
 from mtrain.data.shards import BucketRows, Shard
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 

@@ -9,7 +9,7 @@ from safetensors.numpy import load, save
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.filters import Codes
-from mtrain.data.raw_blocks import RawBlock
+from mtrain.data.reading.blocks import RawBlock
 from mtrain.processes import Job, map_tasks
 from mtrain.tokenizer.rows import Ids, Rows
 from mtrain.worker_messages import Answer, Message, Receive

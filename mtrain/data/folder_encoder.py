@@ -11,7 +11,6 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check_report import record_findings
-from mtrain.data.corpus import read_pairs
 from mtrain.data.data_folder import (
     Contents,
     open_contents,
@@ -21,6 +20,7 @@ from mtrain.data.data_folder import (
 )
 from mtrain.data.encoder import Encoder
 from mtrain.data.folder_lock import locked_data_folder
+from mtrain.data.reading.corpus import read_pairs
 from mtrain.data.rejections import Rejections, read_rejections
 from mtrain.data.same_inputs import has_same_pairs, require_same_text
 from mtrain.data.scan import CorpusScanner

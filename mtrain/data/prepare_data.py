@@ -12,7 +12,8 @@ from mtrain.data import Pair
 from mtrain.data.classifier_pairs import ExampleMaker
 from mtrain.data.data_folder import Contents, directions_of_validation, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.digests import read_digests
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
 from mtrain.data.rewrite import Rewrite
 from mtrain.data.same_inputs import (
@@ -23,7 +24,6 @@ from mtrain.data.same_inputs import (
     require_same_inputs,
 )
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.sources import read_digests
 from mtrain.data.summary import Inputs, Summary, find_summary, inputs_of, read_summary
 from mtrain.data.suspects import read_suspects, remove_suspects
 from mtrain.data.window_layout import ONE_WINDOW, WindowLayout

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mtrain.config.language_names import languages_in, words_of
-from mtrain.data.lines import read_lines
-from mtrain.data.parquet import read_parquet
-from mtrain.data.quotes import count_signs, show_csv, split_quoted
+from mtrain.data.reading.lines import read_lines
+from mtrain.data.reading.parquet import read_parquet
+from mtrain.data.reading.quotes import count_signs, show_csv, split_quoted
 from mtrain.errors import DataError
 
 TableKind = Literal["tsv", "jsonl", "parquet"]

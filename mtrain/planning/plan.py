@@ -23,7 +23,7 @@ from mtrain.data.data_folder import find_data_folder
 from mtrain.data.loader import Step
 from mtrain.data.position import START
 from mtrain.data.prepare_data import open_prepared
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import (

@@ -14,7 +14,7 @@ from mtrain.data.augment import Side, with_cases
 from mtrain.data.data_folder import find_data_folder, shared_tokenizer
 from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import make_scanner
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.same_inputs import describe_data
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import CURE

@@ -12,7 +12,7 @@ from benchmark.job import DecodingJob, start
 from benchmark.report import ratio_of_rounds, spread
 from benchmark.rounds import Contestant, describe_run, take_turns
 from mtrain.checkpoint.model_folder import load_model
-from mtrain.data.lines import read_text
+from mtrain.data.reading.lines import read_text
 from mtrain.device import resolve_device
 from mtrain.errors import DataError
 

@@ -14,10 +14,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
-from mtrain.data import line_bounds
-from mtrain.data.corpus import read_corpus, read_pairs
-from mtrain.data.lines import read_text
 from mtrain.data.prepare_data import prepare_data
+from mtrain.data.reading import line_bounds
+from mtrain.data.reading.corpus import read_corpus, read_pairs
+from mtrain.data.reading.lines import read_text
 from mtrain.errors import DataError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data import Pair, folder_encoder, shard_writer
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData
-from mtrain.data.toy import toy_pairs
+from mtrain.data.reading.toy import toy_pairs
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 

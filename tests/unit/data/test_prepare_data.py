@@ -22,10 +22,10 @@ from mtrain import processes
 from mtrain.data import Pair, resegment, rewrite, shard_writer
 from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.prepare_data import prepare_data
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.digests import read_digests, stamps_of, write_digests
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.sources import read_digests, stamps_of, write_digests
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers

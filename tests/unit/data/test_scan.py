@@ -16,8 +16,8 @@ from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair, samples, scan
 from mtrain.data.check import Counts
 from mtrain.data.check_report import check_data
-from mtrain.data.corpus import content_hash, read_corpus
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.corpus import content_hash, read_corpus
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.samples import TextSample, sample_block
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, StorageError

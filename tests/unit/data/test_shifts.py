@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from mtrain.data.corpus import Block
+from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.toy import toy_pairs
 from mtrain.data.shifts import find_shifts
-from mtrain.data.toy import toy_pairs
 
 SOURCES, TARGETS = (list(side) for side in zip(*toy_pairs("train"), strict=True))
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from mtrain.config.languages import Direction
+from mtrain.data.reading.toy import toy_pairs
 from mtrain.data.side_languages import find_wrong_languages
-from mtrain.data.toy import toy_pairs
 
 ENGLISH, FRENCH = (list(side)[:200] for side in zip(*toy_pairs("train"), strict=True))
 RUSSIAN = ["Это предложение написано по-русски, чтобы мы могли это проверить."] * 20

@@ -22,7 +22,7 @@ from make_toy_corpus import (
 )
 
 from mtrain.data import Pair
-from mtrain.data.toy import FOLDER, Split, toy_pairs
+from mtrain.data.reading.toy import FOLDER, Split, toy_pairs
 
 sentences_of = cache(toy_sentences)
 HELD_OUT: tuple[Split, ...] = ("validation", "test")

@@ -17,7 +17,7 @@ from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.loader import Position, Step
-from mtrain.data.raw_files import RawFiles
+from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
 from mtrain.data.scan import CorpusScanner
 from mtrain.distributed.ranks import Ranks

@@ -23,8 +23,8 @@ XML = """<?xml version="1.0"?>
 READ = """
 import json, sys
 from mtrain.config.corpora import SacrebleuCorpus
-from mtrain.data.corpus import read_corpus
-from mtrain.data.corpus_files import files_of, further_references
+from mtrain.data.reading.corpus import read_corpus
+from mtrain.data.reading.corpus_files import files_of, further_references
 from mtrain.errors import DataError
 corpus = SacrebleuCorpus(sacrebleu=sys.argv[1], langs=sys.argv[2])
 try:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from mtrain.data import Pair
 
-FOLDER = Path(__file__).with_name("toy")
+FOLDER = Path(__file__).parents[1] / "toy"
 
 Split = Literal["train", "validation", "test"]
 

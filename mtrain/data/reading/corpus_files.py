@@ -20,7 +20,7 @@ from mtrain.config.corpora import (
     name_of,
 )
 from mtrain.config.data import DataConfig
-from mtrain.data.sacrebleu_sets import sacrebleu_files
+from mtrain.data.reading.sacrebleu_sets import sacrebleu_files
 from mtrain.errors import DataError
 
 _WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from mtrain.config.corpora import FieldsCorpus, TsvCorpus
 from mtrain.data import Pair
-from mtrain.data.quotes import split_quoted
+from mtrain.data.reading.quotes import split_quoted
 from mtrain.errors import DataError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -1,7 +1,7 @@
 """Readers of parallel text: every kind of corpus as a stream of pairs.
 
-`parse_block` decodes the blocks that `mtrain.data.raw_blocks` cuts. A pair that cannot be read is a DataError
-with `file:line` and the reason.
+`parse_block` decodes the blocks that `mtrain.data.reading.blocks` cuts. A pair that cannot be read is a
+DataError with `file:line` and the reason.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from mtrain.config.corpora import Corpus, HubCorpus, SacrebleuCorpus, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.data import Pair
-from mtrain.data.corpus_files import files_of
-from mtrain.data.lines import Digests, decode_block, read_range
-from mtrain.data.quotes import split_quoted
-from mtrain.data.raw_blocks import RawBlock, load_dataset, read_blocks
-from mtrain.data.records import Column, ScoredPair, try_pair
-from mtrain.data.toy import toy_pairs
+from mtrain.data.reading.blocks import RawBlock, load_dataset, read_blocks
+from mtrain.data.reading.corpus_files import files_of
+from mtrain.data.reading.lines import Digests, decode_block, read_range
+from mtrain.data.reading.quotes import split_quoted
+from mtrain.data.reading.records import Column, ScoredPair, try_pair
+from mtrain.data.reading.toy import toy_pairs
 from mtrain.errors import DataError
 
 _SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe

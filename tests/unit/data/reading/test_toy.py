@@ -3,8 +3,8 @@
 import pytest
 
 from mtrain.config.corpora import ToyCorpus
-from mtrain.data.corpus import content_hash
-from mtrain.data.toy import Split, toy_pairs
+from mtrain.data.reading.corpus import content_hash
+from mtrain.data.reading.toy import Split, toy_pairs
 
 
 def test_it_has_three_splits() -> None:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from mtrain.data.quotes import count_signs, show_csv
+from mtrain.data.reading.quotes import count_signs, show_csv
 
 TEXTS = ['He said "no", then left.', "It rains.", '"Hello!"', "12", '"Yes," he said.', 'A 5" pipe']
 

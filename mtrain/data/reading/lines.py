@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from mtrain.data import COMPRESSION, Pair, line_bounds
+from mtrain.data import COMPRESSION, Pair
+from mtrain.data.reading import line_bounds
 from mtrain.errors import DataError
 
 Digests = dict[Path, bytes]  # SHA-256 of files

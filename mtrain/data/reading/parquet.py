@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mtrain.data.lines import Digests
+from mtrain.data.reading.lines import Digests
 from mtrain.errors import DataError
 
 _CHUNK = 2**20  # bytes that are hashed at a time

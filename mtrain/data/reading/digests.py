@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from mtrain.data.lines import Digests
+from mtrain.data.reading.lines import Digests
 from mtrain.errors import DataError, StorageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
