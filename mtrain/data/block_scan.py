@@ -11,7 +11,7 @@ from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data.block_check import BlockCheck, BlockFindings, PairHashes
 from mtrain.data.block_messages import pack_block, unpack_block
-from mtrain.data.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
+from mtrain.data.pairs.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.corpus import Block, parse_block, refuse_unless_skipped
 from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block

@@ -29,7 +29,7 @@ from mtrain.data.block_check import (
     hash_all,
     usable_pairs,
 )
-from mtrain.data.duplicates import DuplicateCounter
+from mtrain.data.pairs.duplicates import DuplicateCounter
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.corpus import Block, parse_block
 from mtrain.data.reading.lines import Digests

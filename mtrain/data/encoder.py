@@ -11,7 +11,7 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.filters import REASONS, Codes, rows_of
+from mtrain.data.pairs.filters import REASONS, Codes, rows_of
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.corpus import Block, parse_block, refuse_unless_skipped
 from mtrain.tokenizer.rows import Ids, Indices, Rows

@@ -8,7 +8,7 @@ from safetensors.numpy import load, save
 
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.encoder import EncodedBlock, Encoder
-from mtrain.data.filters import Codes
+from mtrain.data.pairs.filters import Codes
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.processes import Job, map_tasks
 from mtrain.tokenizer.rows import Ids, Rows

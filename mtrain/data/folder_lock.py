@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from mtrain.data.data_folder import CHECK, SHARD_NAME, TOKENIZER, VALIDATION, require_size
+from mtrain.data.pairs.rejections import REJECTIONS
 from mtrain.data.reading.digests import SOURCES
-from mtrain.data.rejections import REJECTIONS
 from mtrain.data.summary import SUMMARY, read_summary
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.regular_files import read_file

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtrain.data.duplicates import find_repeated
-from mtrain.data.filters import DUPLICATE, REASONS, Codes, FilteredBlock
+from mtrain.data.pairs.duplicates import find_repeated
+from mtrain.data.pairs.filters import DUPLICATE, REASONS, Codes, FilteredBlock
 from mtrain.data.text.hashes import Hashes
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import replacing

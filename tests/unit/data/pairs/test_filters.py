@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mtrain.config.data import DataConfig
-from mtrain.data.filters import REASONS, BlockFilter
+from mtrain.data.pairs.filters import REASONS, BlockFilter
 from mtrain.errors import UsageError
 from tests.support.corpora import block_of
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.data.duplicates import DuplicateCounter
+from mtrain.data.pairs.duplicates import DuplicateCounter
 
 KEYS = st.integers(0, 2**64 - 1)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mtrain.config.data import DataConfig
 from mtrain.config.filters import RULES
 from mtrain.config.languages import Direction
-from mtrain.data.pair_rules import Pairs, Rule, make_rules
+from mtrain.data.pairs.rules import Pairs, Rule, make_rules
 from mtrain.data.reading.corpus import Block
 from mtrain.data.text.hashes import Hashes, hash_pairs, hash_texts
 

@@ -1,0 +1,1 @@
+"""Which pairs are rejected: the rules, the filters, duplicates."""
