@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 from mtrain.config.data import DataConfig
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.check import Findings, count_tag_ids, segment
-from mtrain.data.data_folder import CHECK
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.summary import read_summary
+from mtrain.data.store.folder import CHECK
+from mtrain.data.store.summary import read_summary
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.regular_files import read_file

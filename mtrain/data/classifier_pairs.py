@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
 from mtrain.data.corruption import Corrupter, Example, Pair
-from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.pacing import Pace
 from mtrain.data.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.tokenizer.rows import Ids, Indices
 from mtrain.tokenizer.tokenizer import Tokenizer
 

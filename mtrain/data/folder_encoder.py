@@ -11,13 +11,6 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check_report import record_findings
-from mtrain.data.data_folder import (
-    Contents,
-    open_contents,
-    read_validation,
-    write_tokenizer,
-    write_validation,
-)
 from mtrain.data.encoder import Encoder
 from mtrain.data.folder_lock import locked_data_folder
 from mtrain.data.pairs.rejections import Rejections, read_rejections
@@ -25,8 +18,15 @@ from mtrain.data.reading.corpus import read_pairs
 from mtrain.data.same_inputs import has_same_pairs, require_same_text
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
-from mtrain.data.shards import BUCKET, LAYOUT, MAX_BUCKETS, SHARD, Shard, ShardInfo, shard_file
-from mtrain.data.summary import Inputs, Summary, inputs_of, read_summary, remove_summary, write_summary
+from mtrain.data.store.folder import (
+    Contents,
+    open_contents,
+    read_validation,
+    write_tokenizer,
+    write_validation,
+)
+from mtrain.data.store.shards import BUCKET, LAYOUT, MAX_BUCKETS, SHARD, Shard, ShardInfo, shard_file
+from mtrain.data.store.summary import Inputs, Summary, inputs_of, read_summary, remove_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import count_cores
 from mtrain.tokenizer.tokenizer import Tokenizer

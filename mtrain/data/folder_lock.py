@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from mtrain.data.data_folder import CHECK, SHARD_NAME, TOKENIZER, VALIDATION, require_size
 from mtrain.data.pairs.rejections import REJECTIONS
 from mtrain.data.reading.digests import SOURCES
-from mtrain.data.summary import SUMMARY, read_summary
+from mtrain.data.store.folder import CHECK, SHARD_NAME, TOKENIZER, VALIDATION, require_size
+from mtrain.data.store.summary import SUMMARY, read_summary
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import recover

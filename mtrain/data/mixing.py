@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
 from mtrain.config.stages import Stage
-from mtrain.data.shards import BucketRows, Shard, hash_numbers
+from mtrain.data.store.shards import BucketRows, Shard, hash_numbers
 from mtrain.data.window_layout import WindowLayout
 from mtrain.errors import DataError
 from mtrain.tokenizer.rows import Indices

@@ -10,7 +10,6 @@ from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
 from mtrain.data.classifier_pairs import ExampleMaker
-from mtrain.data.data_folder import Contents, directions_of_validation, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
 from mtrain.data.reading.digests import read_digests
 from mtrain.data.reading.raw_files import RawFiles
@@ -24,8 +23,9 @@ from mtrain.data.same_inputs import (
     require_same_inputs,
 )
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.summary import Inputs, Summary, find_summary, inputs_of, read_summary
-from mtrain.data.suspects import read_suspects, remove_suspects
+from mtrain.data.store.damaged import read_suspects, remove_suspects
+from mtrain.data.store.folder import Contents, directions_of_validation, open_contents, remove_obsolete
+from mtrain.data.store.summary import Inputs, Summary, find_summary, inputs_of, read_summary
 from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
 from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import ModelError, StorageError

@@ -18,9 +18,9 @@ import numpy as np
 
 from mtrain.config.data import DataConfig
 from mtrain.data.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.pacing import Pace
 from mtrain.data.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores
 from mtrain.tokenizer.rows import Rows

@@ -12,8 +12,8 @@ from typing import IO
 
 import numpy as np
 
-from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.pacing import Pace
+from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.errors import StorageError
 from mtrain.tokenizer.rows import Ids, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from mtrain.data.reading.corpus import content_hash
 from mtrain.data.reading.corpus_files import files_of
 from mtrain.data.reading.lines import Digests
 from mtrain.data.reading.raw_files import RawFiles, train_and_validation
-from mtrain.data.summary import CURE, Inputs, Summary, find_summary, inputs_of
+from mtrain.data.store.summary import CURE, Inputs, Summary, find_summary, inputs_of
 from mtrain.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from mtrain.data.encoder_process import EncodingTask, encode_all
 from mtrain.data.pairs.rejections import Rejections
 from mtrain.data.reading.blocks import BLOCK, START, RawPosition, read_blocks
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
+from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.rows import Ids, Rows

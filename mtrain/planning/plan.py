@@ -19,13 +19,13 @@ from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan
-from mtrain.data.data_folder import find_data_folder
 from mtrain.data.loader import Step
 from mtrain.data.position import START
 from mtrain.data.prepare_data import open_prepared
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
+from mtrain.data.store.folder import find_data_folder
 from mtrain.device import (
     keep_freed_memory,
     let_cuda_memory_grow,

@@ -13,10 +13,10 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import batch_order
 from mtrain.data.check_report import log_warnings
-from mtrain.data.data_folder import find_data_folder
 from mtrain.data.folder_lock import locked_unless_complete
 from mtrain.data.prepare_data import PreparedData, make_scanner, open_complete_data, prepare_data
 from mtrain.data.same_inputs import check_corpora, has_same_text
+from mtrain.data.store.folder import find_data_folder
 from mtrain.device import keep_freed_memory
 from mtrain.distributed.ranks import Json
 from mtrain.errors import StorageError, UsageError

@@ -11,13 +11,13 @@ from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.augment import Side, with_cases
-from mtrain.data.data_folder import find_data_folder, shared_tokenizer
 from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import make_scanner
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.same_inputs import describe_data
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.summary import CURE
+from mtrain.data.store.folder import find_data_folder, shared_tokenizer
+from mtrain.data.store.summary import CURE
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_text

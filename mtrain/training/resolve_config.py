@@ -28,9 +28,9 @@ from mtrain.config.recipe import (
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.data.data_folder import shared_tokenizer
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
+from mtrain.data.store.folder import shared_tokenizer
 from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.build import AnyModel

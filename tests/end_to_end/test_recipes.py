@@ -10,8 +10,8 @@ import pytest
 
 from mtrain.config.corpora import ToyCorpus
 from mtrain.config.load import load_config
-from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.shards import Shard
+from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.shards import Shard
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.documentation import FEW_STEPS, blocks, prepare, run
 from tests.support.paths import ROOT

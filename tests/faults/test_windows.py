@@ -15,7 +15,7 @@ import pytest
 from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.data import resegment
 from mtrain.data.pacing import Pace
-from mtrain.data.shards import Shard, shard_file
+from mtrain.data.store.shards import Shard, shard_file
 from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.storage.manifest import write_manifest

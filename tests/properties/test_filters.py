@@ -14,7 +14,7 @@ from mtrain.data.pairs.duplicates import find_repeated
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.summary import read_summary
+from mtrain.data.store.summary import read_summary
 from tests.support.encoding import CORPORA, TOY, config, rows, use_sizes, write
 
 FILTERS = {

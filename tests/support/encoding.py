@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair, folder_encoder, shard_writer
-from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData
 from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 

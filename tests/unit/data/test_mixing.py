@@ -7,7 +7,7 @@ import pytest
 
 from mtrain.data.mixing import Mixer
 from mtrain.data.prepare_data import prepare_data
-from mtrain.data.shards import shard_file
+from mtrain.data.store.shards import shard_file
 from mtrain.errors import DataError
 from tests.support.encoding import TOY, config, use_sizes, write
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mtrain.data.scan import LARGE
-from mtrain.data.shards import SHARD
+from mtrain.data.store.shards import SHARD
 from mtrain.training.prepare import prepare, prepare_run
 from mtrain.training.prepare_tokenizer import tokenize
 from tests.support.encoding import TOY, write

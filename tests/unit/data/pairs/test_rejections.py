@@ -11,7 +11,7 @@ from mtrain.data.check_report import check_data
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.summary import read_summary
+from mtrain.data.store.summary import read_summary
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import TOY, config, rows, text_of, use_sizes, write

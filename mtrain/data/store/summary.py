@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.data.shards import LAYOUT
+from mtrain.data.store.shards import LAYOUT
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically

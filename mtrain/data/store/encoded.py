@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mtrain.config.corpora import Corpus
 from mtrain.data.reading.corpus_files import place_of
-from mtrain.data.shards import BucketRows, Shard
+from mtrain.data.store.shards import BucketRows, Shard
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
 LocateRows = Callable[[Sequence[int]], list[str]]

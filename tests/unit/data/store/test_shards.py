@@ -25,14 +25,14 @@ from mtrain import processes as processes_module
 from mtrain import progress_bar
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair, folder_encoder, shard_writer
-from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData, prepare_data
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.corpus import content_hash
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.shards import Shard, buckets_of, shard_file
-from mtrain.data.summary import read_summary, write_summary
+from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.shards import Shard, buckets_of, shard_file
+from mtrain.data.store.summary import read_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -17,8 +17,8 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
-from mtrain.data.shards import Shard, shard_file
-from mtrain.data.summary import Summary
+from mtrain.data.store.shards import Shard, shard_file
+from mtrain.data.store.summary import Summary
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_atomically, write_folder
