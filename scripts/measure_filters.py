@@ -31,7 +31,7 @@ from mtrain.config.filters import Filters
 from mtrain.config.load import load_config
 from mtrain.data.reading.lines import read_text
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.evaluation.roc import roc_auc
 
 SYMBOLS = "@#%&*+=/\\|<>{}~^_0123456789"

@@ -37,7 +37,7 @@ def check(
     from mtrain.data.check_report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.reading.raw_files import RawFiles
     from mtrain.data.same_inputs import check_corpora
-    from mtrain.data.scan import CorpusScanner
+    from mtrain.data.scanning.scanner import CorpusScanner
     from mtrain.training.prepare_tokenizer import existing_tokenizer
     from mtrain.training.resolve_config import resolve_config
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from pydantic import TypeAdapter
 
 from mtrain.config.data import DataConfig
-from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
-from mtrain.data.check import Findings, count_tag_ids, segment
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.block_check import LENGTH_BINS, RATIO_BINS
+from mtrain.data.scanning.check import Findings, count_tag_ids, segment
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CHECK
 from mtrain.data.store.summary import read_summary
 from mtrain.duration import format_duration

@@ -15,7 +15,7 @@ from mtrain.data.reading.corpus import parse_block
 from mtrain.data.reading.lines import decode_block
 from mtrain.data.reading.quotes import split_quoted
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import ProgressBar
 

@@ -16,7 +16,7 @@ from mtrain.data.folder_lock import locked_data_folder
 from mtrain.data.pairs.rejections import Rejections, read_rejections
 from mtrain.data.reading.corpus import read_pairs
 from mtrain.data.same_inputs import has_same_pairs, require_same_text
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
 from mtrain.data.store.folder import (
     Contents,

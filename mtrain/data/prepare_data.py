@@ -22,7 +22,7 @@ from mtrain.data.same_inputs import (
     hashes_of_missing,
     require_same_inputs,
 )
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import read_suspects, remove_suspects
 from mtrain.data.store.folder import Contents, directions_of_validation, open_contents, remove_obsolete
 from mtrain.data.store.summary import Inputs, Summary, find_summary, inputs_of, read_summary

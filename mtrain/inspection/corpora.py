@@ -7,11 +7,11 @@ from pydantic import TypeAdapter
 
 from mtrain.config.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
-from mtrain.data.block_check import usable_pairs
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.corpus import parse_block
 from mtrain.data.reading.corpus_files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
+from mtrain.data.scanning.block_check import usable_pairs
 from mtrain.errors import DataError
 from mtrain.inspection.choose_sides import Side, Sides
 from mtrain.inspection.file_groups import Group, Roles

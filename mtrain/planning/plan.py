@@ -24,7 +24,7 @@ from mtrain.data.position import START
 from mtrain.data.prepare_data import open_prepared
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.same_inputs import check_corpora
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import find_data_folder
 from mtrain.device import (
     keep_freed_memory,

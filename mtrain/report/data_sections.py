@@ -6,8 +6,8 @@ from html import escape
 from itertools import pairwise
 
 from mtrain.config.languages import split_tag
-from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
-from mtrain.data.check import Findings
+from mtrain.data.scanning.block_check import LENGTH_BINS, RATIO_BINS
+from mtrain.data.scanning.check import Findings
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences

@@ -13,11 +13,11 @@ from mtrain.config.model import Architecture
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batching import BatchPlan, plan_batches
-from mtrain.data.check import count_tag_ids
 from mtrain.data.loader import require_pairs
 from mtrain.data.prepare_data import PreparedData
 from mtrain.data.reading.corpus import good_pairs
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.check import count_tag_ids
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError
 from mtrain.tokenizer.tokenizer import Tokenizer
 

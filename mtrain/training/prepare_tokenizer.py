@@ -15,7 +15,7 @@ from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import make_scanner
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.same_inputs import describe_data
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import find_data_folder, shared_tokenizer
 from mtrain.data.store.summary import CURE
 from mtrain.errors import ModelError, UsageError

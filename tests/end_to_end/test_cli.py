@@ -266,7 +266,7 @@ def test_an_interrupt_while_data_is_prepared_is_one_line(mtrain, config_file, mo
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("mtrain.data.scan.read_blocks", interrupted)
+    monkeypatch.setattr("mtrain.data.scanning.scanner.read_blocks", interrupted)
     assert mtrain("fit", config_file, "--quiet") == (130, "", "stopped by SIGINT\n")
 
 
@@ -279,7 +279,7 @@ def test_a_signal_while_data_is_prepared_is_one_line(mtrain, config_file, monkey
             os.kill(os.getpid(), number)
         yield
 
-    monkeypatch.setattr("mtrain.data.scan.read_blocks", stopped)
+    monkeypatch.setattr("mtrain.data.scanning.scanner.read_blocks", stopped)
     with handling({number: signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL}):
         assert mtrain("fit", config_file, "--quiet") == (128 + number, "", f"stopped by {name}\n")
 

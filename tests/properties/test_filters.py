@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 from hypothesis import strategies as st
 
-from mtrain.data import scan
 from mtrain.data.clean import clean
 from mtrain.data.pairs.duplicates import find_repeated
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning import scanner as scan
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.summary import read_summary
 from tests.support.encoding import CORPORA, TOY, config, rows, use_sizes, write
 

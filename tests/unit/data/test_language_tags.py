@@ -16,7 +16,7 @@ from mtrain.data.check_report import check_data
 from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError
 from mtrain.training.lengths import TrainingLengths
 from tests.support import tokenizers

@@ -24,8 +24,8 @@ from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.reading.digests import read_digests, stamps_of, write_digests
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.samples import HoldoutSampler, draw_candidates
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers

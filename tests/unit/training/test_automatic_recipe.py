@@ -19,7 +19,7 @@ from mtrain.config.schema import Config
 from mtrain.data.loader import Position, Step
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError
 from mtrain.model.build import build_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mtrain.data.scan import LARGE
+from mtrain.data.scanning.scanner import LARGE
 from mtrain.data.store.shards import SHARD
 from mtrain.training.prepare import prepare, prepare_run
 from mtrain.training.prepare_tokenizer import tokenize

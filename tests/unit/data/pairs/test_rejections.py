@@ -10,7 +10,7 @@ import pytest
 from mtrain.data.check_report import check_data
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.summary import read_summary
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -29,7 +29,7 @@ from mtrain.data.prepare_data import PreparedData, prepare_data
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.corpus import content_hash
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard, buckets_of, shard_file
 from mtrain.data.store.summary import read_summary, write_summary

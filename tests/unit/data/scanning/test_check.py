@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from mtrain.config.corpora import Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.filters import Filters
 from mtrain.config.load import Config
-from mtrain.data import check
-from mtrain.data.check import Counts, Leak
 from mtrain.data.check_report import check_data, format_report, list_warnings
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.reading.toy import toy_pairs
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning import check
+from mtrain.data.scanning.check import Counts, Leak
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mtrain.data.reading.corpus import Block
 from mtrain.data.reading.quotes import count_signs
-from mtrain.data.shifts import Shift, find_shifts
+from mtrain.data.scanning.shifts import Shift, find_shifts
 from mtrain.data.text.hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 

@@ -9,13 +9,13 @@ from safetensors.numpy import load, save
 
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
-from mtrain.data.block_check import BlockCheck, BlockFindings, PairHashes
-from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.pairs.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.corpus import Block, parse_block, refuse_unless_skipped
-from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
-from mtrain.data.shifts import Shift
+from mtrain.data.scanning.block_check import BlockCheck, BlockFindings, PairHashes
+from mtrain.data.scanning.block_messages import pack_block, unpack_block
+from mtrain.data.scanning.samples import BlockSample, Candidate, draw_candidates, sample_block
+from mtrain.data.scanning.shifts import Shift
 from mtrain.processes import Job, map_tasks
 from mtrain.worker_messages import Answer, Message, Receive
 from mtrain.worker_messages import serve as serve_tasks

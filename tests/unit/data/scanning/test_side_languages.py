@@ -6,7 +6,7 @@ import pytest
 
 from mtrain.config.languages import Direction
 from mtrain.data.reading.toy import toy_pairs
-from mtrain.data.side_languages import find_wrong_languages
+from mtrain.data.scanning.side_languages import find_wrong_languages
 
 ENGLISH, FRENCH = (list(side)[:200] for side in zip(*toy_pairs("train"), strict=True))
 RUSSIAN = ["Это предложение написано по-русски, чтобы мы могли это проверить."] * 20

@@ -13,13 +13,15 @@ import yaml
 
 from mtrain import progress_bar
 from mtrain.config.corpora import ToyCorpus
-from mtrain.data import Pair, samples, scan
-from mtrain.data.check import Counts
+from mtrain.data import Pair
 from mtrain.data.check_report import check_data
 from mtrain.data.reading.corpus import content_hash, read_corpus
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.samples import TextSample, sample_block
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scanning import samples
+from mtrain.data.scanning import scanner as scan
+from mtrain.data.scanning.check import Counts
+from mtrain.data.scanning.samples import TextSample, sample_block
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, StorageError
 from mtrain.storage import temporary
 from tests.support.corpora import block_of, corpus

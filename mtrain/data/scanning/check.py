@@ -17,7 +17,12 @@ from mtrain.config.data import DataConfig
 from mtrain.config.filters import RULES
 from mtrain.config.languages import scripts_of_language
 from mtrain.data import Pair
-from mtrain.data.block_check import (
+from mtrain.data.pairs.duplicates import DuplicateCounter
+from mtrain.data.reading.blocks import read_blocks
+from mtrain.data.reading.corpus import Block, parse_block
+from mtrain.data.reading.lines import Digests
+from mtrain.data.reading.quotes import count_signs, show_csv
+from mtrain.data.scanning.block_check import (
     KINDS,
     LENGTH_BINS,
     PLACES,
@@ -29,13 +34,8 @@ from mtrain.data.block_check import (
     hash_all,
     usable_pairs,
 )
-from mtrain.data.pairs.duplicates import DuplicateCounter
-from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import Block, parse_block
-from mtrain.data.reading.lines import Digests
-from mtrain.data.reading.quotes import count_signs, show_csv
-from mtrain.data.shifts import Shift, find_shifts
-from mtrain.data.side_languages import CorpusSides
+from mtrain.data.scanning.shifts import Shift, find_shifts
+from mtrain.data.scanning.side_languages import CorpusSides
 from mtrain.data.text.hashes import contains, unique
 from mtrain.data.text.writing_systems import main_script
 from mtrain.storage.temporary import TemporaryStream

@@ -6,7 +6,7 @@ import pytest
 
 from mtrain.data.reading.corpus import Block
 from mtrain.data.reading.toy import toy_pairs
-from mtrain.data.shifts import find_shifts
+from mtrain.data.scanning.shifts import find_shifts
 
 SOURCES, TARGETS = (list(side) for side in zip(*toy_pairs("train"), strict=True))
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from mtrain.config.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
 from mtrain.config.filters import RULES
 from mtrain.data import COMPRESSION, Pair
-from mtrain.data.block_check import usable_pairs
-from mtrain.data.block_scan import BlockScanner, ScanTask, scan_all
-from mtrain.data.check import SCRIPT_PAIRS, DataCheck, Findings
 from mtrain.data.pairs.rejections import RejectionRecorder, Rejections
 from mtrain.data.reading.blocks import BLOCK, RawBlock, read_blocks
 from mtrain.data.reading.corpus import Block, parse_block
 from mtrain.data.reading.corpus_files import existing_files
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.samples import HoldoutSampler, TextSample
+from mtrain.data.scanning.block_check import usable_pairs
+from mtrain.data.scanning.block_scan import BlockScanner, ScanTask, scan_all
+from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
+from mtrain.data.scanning.samples import HoldoutSampler, TextSample
 from mtrain.processes import count_cores
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_CHARACTERS

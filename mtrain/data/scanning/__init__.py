@@ -1,0 +1,1 @@
+"""The first pass over the raw text: counts, samples, hashes, and what `mtrain check` finds."""
