@@ -34,9 +34,9 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.check_report import check_data, format_report, list_warnings, require_usable
+    from mtrain.data.preparing.inputs import check_corpora
+    from mtrain.data.preparing.report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.reading.raw_files import RawFiles
-    from mtrain.data.same_inputs import check_corpora
     from mtrain.data.scanning.scanner import CorpusScanner
     from mtrain.training.prepare_tokenizer import existing_tokenizer
     from mtrain.training.resolve_config import resolve_config
@@ -79,7 +79,7 @@ def tokenize(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.data.same_inputs import check_corpora
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.training.prepare_tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
@@ -166,8 +166,8 @@ def clean(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.reading.corpus_files import input_files
-    from mtrain.data.same_inputs import check_corpora
 
     data = load_config(config, overrides(set_)).data
     check_corpora(data)

@@ -8,8 +8,8 @@ from typing import IO
 
 from mtrain.config.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.data import DataConfig
-from mtrain.data.folder_encoder import format_counts
 from mtrain.data.pairs.filters import REASONS, Codes
+from mtrain.data.preparing.encode_folder import format_counts
 from mtrain.data.reading.blocks import RawBlock, read_blocks
 from mtrain.data.reading.corpus import parse_block
 from mtrain.data.reading.lines import decode_block

@@ -22,8 +22,8 @@ from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import Step
 from mtrain.data.position import START
 from mtrain.data.prepare_data import open_prepared
+from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import find_data_folder
 from mtrain.device import (

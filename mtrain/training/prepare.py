@@ -12,10 +12,10 @@ from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import batch_order
-from mtrain.data.check_report import log_warnings
-from mtrain.data.folder_lock import locked_unless_complete
 from mtrain.data.prepare_data import PreparedData, make_scanner, open_complete_data, prepare_data
-from mtrain.data.same_inputs import check_corpora, has_same_text
+from mtrain.data.preparing.folder_lock import locked_unless_complete
+from mtrain.data.preparing.inputs import check_corpora, has_same_text
+from mtrain.data.preparing.report import log_warnings
 from mtrain.data.store.folder import find_data_folder
 from mtrain.device import keep_freed_memory
 from mtrain.distributed.ranks import Json

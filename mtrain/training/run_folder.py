@@ -17,7 +17,7 @@ from mtrain.config.data import DataConfig
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file, to_yaml, to_yaml_line
-from mtrain.data.folder_lock import LOCK
+from mtrain.data.preparing.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.paths import path_of

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain import processes
-from mtrain.data import Pair, resegment, rewrite, shard_writer
+from mtrain.data import Pair, resegment, rewrite
 from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.prepare_data import prepare_data
+from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.digests import read_digests, stamps_of, write_digests
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
@@ -47,7 +48,7 @@ def encodings() -> Iterator[list[str]]:
             if re.search("encoding (of )?the corpus into", record.getMessage()):
                 done.append(record.getMessage())
 
-    handler, logger = Collect(), logging.getLogger("mtrain.data.folder_encoder")
+    handler, logger = Collect(), logging.getLogger("mtrain.data.preparing.encode_folder")
     logger.addHandler(handler)
     yield done
     logger.removeHandler(handler)

@@ -17,7 +17,7 @@ import pytest
 
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
-from mtrain.data.folder_lock import locked_data_folder
+from mtrain.data.preparing.folder_lock import locked_data_folder
 from mtrain.data.store.summary import read_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.training.prepare import prepare

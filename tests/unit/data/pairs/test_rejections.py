@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtrain.data.check_report import check_data
 from mtrain.data.prepare_data import prepare_data
+from mtrain.data.preparing.report import check_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.summary import read_summary

@@ -14,7 +14,7 @@ import yaml
 from mtrain import progress_bar
 from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair
-from mtrain.data.check_report import check_data
+from mtrain.data.preparing.report import check_data
 from mtrain.data.reading.corpus import content_hash, read_corpus
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning import samples

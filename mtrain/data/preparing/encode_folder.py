@@ -10,14 +10,14 @@ from typing import NamedTuple
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.check_report import record_findings
-from mtrain.data.encoder import Encoder
-from mtrain.data.folder_lock import locked_data_folder
 from mtrain.data.pairs.rejections import Rejections, read_rejections
+from mtrain.data.preparing.encoder import Encoder
+from mtrain.data.preparing.folder_lock import locked_data_folder
+from mtrain.data.preparing.inputs import has_same_pairs, require_same_text
+from mtrain.data.preparing.report import record_findings
+from mtrain.data.preparing.writer import ShardWriter
 from mtrain.data.reading.corpus import read_pairs
-from mtrain.data.same_inputs import has_same_pairs, require_same_text
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.shard_writer import ShardWriter
 from mtrain.data.store.folder import (
     Contents,
     open_contents,

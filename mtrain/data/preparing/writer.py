@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.data.encoder import EncodedBlock, Encoder
-from mtrain.data.encoder_process import EncodingTask, encode_all
 from mtrain.data.pairs.rejections import Rejections
+from mtrain.data.preparing.encoder import EncodedBlock, Encoder
+from mtrain.data.preparing.encoder_process import EncodingTask, encode_all
 from mtrain.data.reading.blocks import BLOCK, START, RawPosition, read_blocks
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from safetensors.numpy import load, save
 
-from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.pairs.filters import Codes
+from mtrain.data.preparing.encoder import EncodedBlock, Encoder
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.scanning.block_messages import pack_block, unpack_block
 from mtrain.processes import Job, map_tasks
