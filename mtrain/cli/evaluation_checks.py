@@ -54,7 +54,7 @@ def check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
 
 def _check_changes(changes: Sequence[str], files: Sequence[Path]) -> None:
     """Raise UsageError unless copies of the test sets with these changes can be translated by all systems."""
-    from mtrain.data.augment import CHANGES
+    from mtrain.data.rewriting.augment import CHANGES
 
     for name in changes:
         if name not in CHANGES:

@@ -15,8 +15,8 @@ from mtrain.config.schema import Config
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.mixing import FIRST_STAGE, Starts
-from mtrain.data.pacing import CancelledError, Pace, never
 from mtrain.data.position import START, Position, StageEnds
+from mtrain.data.rewriting.throttle import CancelledError, Pace, never
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.windows import WindowedCorpus
 from mtrain.duration import format_duration

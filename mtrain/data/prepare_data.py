@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
-from mtrain.data.classifier_pairs import ExampleMaker
 from mtrain.data.preparing.encode_folder import FolderEncoder, format_counts
 from mtrain.data.preparing.inputs import (
     describe_data,
@@ -20,8 +19,9 @@ from mtrain.data.preparing.inputs import (
 )
 from mtrain.data.reading.digests import read_digests
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.resegment import Resegmenter
-from mtrain.data.rewrite import Rewrite
+from mtrain.data.rewriting.classifier_pairs import ExampleMaker
+from mtrain.data.rewriting.resegment import Resegmenter
+from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import read_suspects, remove_suspects
 from mtrain.data.store.folder import Contents, directions_of_validation, open_contents, remove_obsolete

@@ -15,8 +15,8 @@ import numpy as np
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
-from mtrain.data.pacing import Pace
-from mtrain.data.rewrite import Key, Rewrite
+from mtrain.data.rewriting.rewrite import Key, Rewrite
+from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.damaged import add_suspect
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from mtrain.checkpoint.model_folder import Loaded
-from mtrain.data.classifier_pairs import pair_sequence
+from mtrain.data.rewriting.classifier_pairs import pair_sequence
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.split import windows_of_pairs

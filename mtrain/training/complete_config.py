@@ -27,7 +27,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import Loader, Step
 from mtrain.data.prepare_data import PreparedData
-from mtrain.data.resegment import Resegmenter
+from mtrain.data.rewriting.resegment import Resegmenter
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory

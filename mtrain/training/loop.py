@@ -13,8 +13,8 @@ from mtrain.checkpoint.checkpoint import TrainState, rename_newer_checkpoints
 from mtrain.data.batch import Batch
 from mtrain.data.batching import batch_order
 from mtrain.data.loader import Loader, Step, Window
-from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.position import Position
+from mtrain.data.rewriting.throttle import CancelledError, Pace
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory

@@ -10,11 +10,11 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
-from mtrain.data.augment import Side, with_cases
 from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import make_scanner
 from mtrain.data.preparing.inputs import describe_data
 from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.rewriting.augment import Side, with_cases
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import find_data_folder, shared_tokenizer
 from mtrain.data.store.summary import CURE

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
-from mtrain.data import resegment
-from mtrain.data.pacing import Pace
+from mtrain.data.rewriting import resegment
+from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.shards import Shard, shard_file
 from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError, Interrupted, UsageError

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from mtrain.config.augment import Augment
 from mtrain.config.data import DataConfig
-from mtrain.data.augment import CHANGES, Side
-from mtrain.data.augment_pairs import PairAugmenter
+from mtrain.data.rewriting.augment import CHANGES, Side
+from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.tokenizer.vocabulary import pattern_of
 from tests.support.tokenizers import texts
 

@@ -19,12 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain import processes
-from mtrain.data import Pair, resegment, rewrite
-from mtrain.data.pacing import CancelledError, Pace
+from mtrain.data import Pair
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.digests import read_digests, stamps_of, write_digests
 from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.rewriting import resegment, rewrite
+from mtrain.data.rewriting.throttle import CancelledError, Pace
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError

@@ -18,7 +18,7 @@ from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.loader import Position, Step
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.resegment import Resegmenter
+from mtrain.data.rewriting.resegment import Resegmenter
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mtrain.data.pacing import CancelledError, Pace
+from mtrain.data.rewriting.throttle import CancelledError, Pace
 
 BLOCKS, STEPS = 20, 100
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
-from mtrain.data.corruption import Corrupter, Example, Pair
-from mtrain.data.pacing import Pace
-from mtrain.data.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.rewriting.corruption import Corrupter, Example, Pair
+from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.tokenizer.rows import Ids, Indices
 from mtrain.tokenizer.tokenizer import Tokenizer

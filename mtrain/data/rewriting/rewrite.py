@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from mtrain.data.pacing import Pace
+from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.errors import StorageError
 from mtrain.tokenizer.rows import Ids, Rows

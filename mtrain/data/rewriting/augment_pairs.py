@@ -10,7 +10,7 @@ from mtrain.config.augment import Augment
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction, sentence_separator
-from mtrain.data.augment import CHANGES, Side, change_pair, noise
+from mtrain.data.rewriting.augment import CHANGES, Side, change_pair, noise
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 EncodedPair = tuple[list[int], list[int]]  # source and target ids, each ending in EOS

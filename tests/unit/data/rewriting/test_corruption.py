@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mtrain.config.corruptions import Corruptions
-from mtrain.data.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
-from mtrain.data.corruption import Corrupter
-from mtrain.data.pacing import CancelledError, Pace, never
 from mtrain.data.prepare_data import prepare_data
+from mtrain.data.rewriting.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
+from mtrain.data.rewriting.corruption import Corrupter
+from mtrain.data.rewriting.throttle import CancelledError, Pace, never
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 from tests.support.training import PAIRS

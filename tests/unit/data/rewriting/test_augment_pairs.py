@@ -8,9 +8,9 @@ import pytest
 
 from mtrain import processes
 from mtrain.config.augment import Augment
-from mtrain.data import resegment
-from mtrain.data.augment_pairs import PairAugmenter
 from mtrain.data.prepare_data import prepare_data
+from mtrain.data.rewriting import resegment
+from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.support.encoding import TOY, config, rows, rows_of, write

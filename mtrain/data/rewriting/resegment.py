@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from mtrain.config.data import DataConfig
-from mtrain.data.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.pacing import Pace
-from mtrain.data.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
+from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores

@@ -1,0 +1,1 @@
+"""Changes to the pairs of a window: augmentation, sampled segmentations, corrupted pairs."""
