@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mtrain.config.load import validate
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
-from mtrain.data.batch import Batch
+from mtrain.data.epochs.batch import Batch
 from mtrain.device import keep_freed_memory, limit_onednn_cache
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device

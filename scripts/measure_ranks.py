@@ -25,8 +25,8 @@ import yaml
 from generate_docs import table
 
 from mtrain.config.load import load_config
-from mtrain.data.batch import Batch
-from mtrain.data.loader import Step
+from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.loader import Step
 from mtrain.device import resolve_precision
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mtrain.checkpoint.tensors import load_tensors, load_weights
-from mtrain.data.position import Position
+from mtrain.data.epochs.position import Position
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.errors import ModelError, StorageError
@@ -34,12 +34,12 @@ class TrainState:
 
     step: int = 0  # optimizer steps taken
     epoch: int = 0
-    epoch_window: int = 0  # number of the window in the epoch; see mtrain.data.windows
+    epoch_window: int = 0  # number of the window in the epoch; see mtrain.data.epochs.windows
     next_batch: int = 0  # steps taken in this window
     stage_starts: tuple[int, ...] = (0,)  # the first epoch of each stage that has begun
     stage_step: int = 0  # steps taken in the current stage
     window_layout: tuple[int, int] = (1, 1)  # what determines the windows of an epoch; by default, one window
-    batch_order: int = 0  # version of the order of batches; see mtrain.data.batching
+    batch_order: int = 0  # version of the order of batches; see mtrain.data.epochs.batching
     target_tokens_seen: int = 0
     seconds: float = 0.0  # of training and validation
     best_step: int | None = None

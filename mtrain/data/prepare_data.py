@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
+from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
+from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.preparing.encode_folder import FolderEncoder, format_counts
 from mtrain.data.preparing.inputs import (
     describe_data,
@@ -26,8 +28,6 @@ from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import read_suspects, remove_suspects
 from mtrain.data.store.folder import Contents, directions_of_validation, open_contents, remove_obsolete
 from mtrain.data.store.summary import Inputs, Summary, find_summary, inputs_of, read_summary
-from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
-from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 

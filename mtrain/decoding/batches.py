@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain.data.batching import MAX_ROWS, cut_by_budget
+from mtrain.data.epochs.batching import MAX_ROWS, cut_by_budget
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 

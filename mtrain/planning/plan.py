@@ -17,10 +17,10 @@ from mtrain.config.presets import SIZES
 from mtrain.config.recipe import Choice, assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch, collate
-from mtrain.data.batching import BatchPlan
-from mtrain.data.loader import Step
-from mtrain.data.position import START
+from mtrain.data.epochs.batch import Batch, collate
+from mtrain.data.epochs.batching import BatchPlan
+from mtrain.data.epochs.loader import Step
+from mtrain.data.epochs.position import START
 from mtrain.data.prepare_data import open_prepared
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.reading.raw_files import RawFiles

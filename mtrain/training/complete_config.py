@@ -24,8 +24,8 @@ from mtrain.config.recipe import (
     warmup,
 )
 from mtrain.config.schema import Config
-from mtrain.data.batching import BatchPlan
-from mtrain.data.loader import Loader, Step
+from mtrain.data.epochs.batching import BatchPlan
+from mtrain.data.epochs.loader import Loader, Step
 from mtrain.data.prepare_data import PreparedData
 from mtrain.data.rewriting.resegment import Resegmenter
 from mtrain.distributed.ranks import Ranks

@@ -10,10 +10,10 @@ from signal import Signals
 import torch
 
 from mtrain.checkpoint.checkpoint import TrainState, rename_newer_checkpoints
-from mtrain.data.batch import Batch
-from mtrain.data.batching import batch_order
-from mtrain.data.loader import Loader, Step, Window
-from mtrain.data.position import Position
+from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import batch_order
+from mtrain.data.epochs.loader import Loader, Step, Window
+from mtrain.data.epochs.position import Position
 from mtrain.data.rewriting.throttle import CancelledError, Pace
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration

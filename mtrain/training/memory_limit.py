@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.config.schema import Config
-from mtrain.data.windows import WindowedCorpus
+from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import describe_device
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.config.schema import Config
-from mtrain.data.batch import Batch
-from mtrain.data.windows import WindowedCorpus
+from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import preserved_random_states
 from mtrain.distributed.shards import own_part
 from mtrain.training.step import Learner

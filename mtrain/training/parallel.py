@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch
+from mtrain.data.epochs.batch import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError
 from mtrain.model.build import AnyModel

@@ -11,7 +11,7 @@ from mtrain.checkpoint.model_folder import Loaded
 from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
-from mtrain.data.batching import batch_order
+from mtrain.data.epochs.batching import batch_order
 from mtrain.data.prepare_data import PreparedData, make_scanner, open_complete_data, prepare_data
 from mtrain.data.preparing.folder_lock import locked_unless_complete
 from mtrain.data.preparing.inputs import check_corpora, has_same_text

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch
+from mtrain.data.epochs.batch import Batch
 from mtrain.device import (
     autocast,
     default_worker_count,

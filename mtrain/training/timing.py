@@ -9,7 +9,7 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.loader import Step
+from mtrain.data.epochs.loader import Step
 from mtrain.device import release_cached_memory, should_compile
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model

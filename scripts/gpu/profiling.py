@@ -11,7 +11,7 @@ from torch.profiler import profile
 from gpu.decoding import make_model, translate
 from gpu.scale import Scale
 from gpu.training import make_learner, take
-from mtrain.data.loader import Step
+from mtrain.data.epochs.loader import Step
 from mtrain.training.step import Learner
 
 STEPS = 8  # of training

@@ -9,8 +9,8 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
-from mtrain.data.batching import plan_batches
-from mtrain.data.loader import Step
+from mtrain.data.epochs.batching import plan_batches
+from mtrain.data.epochs.loader import Step
 from mtrain.model.transformer import Transformer
 from mtrain.planning.plan import random_steps
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from gpu.scale import Scale
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch
-from mtrain.data.loader import Step
+from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.loader import Step
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.training.step import Learner
 

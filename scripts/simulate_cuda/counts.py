@@ -26,7 +26,7 @@ from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch
+from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search import search
 from mtrain.model.transformer import Transformer

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from mtrain import Translator
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch, collate
+from mtrain.data.epochs.batch import Batch, collate
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search import search
 from mtrain.device import copy_to_host_async, resolve_device

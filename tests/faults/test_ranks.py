@@ -15,7 +15,7 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import load_config
 from mtrain.config.yaml_io import to_yaml
-from mtrain.data.windows import WindowedCorpus
+from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
 from mtrain.kernels.undocumented import documented_only
 from mtrain.training import arithmetic, loop

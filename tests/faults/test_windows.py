@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
+from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.rewriting import resegment
 from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.shards import Shard, shard_file
-from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.storage.manifest import write_manifest
 from mtrain.training import loop

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data.loader import Loader
-from mtrain.data.position import START
+from mtrain.data.epochs.loader import Loader
+from mtrain.data.epochs.position import START
 from mtrain.data.prepare_data import prepare_data
 from tests.support.encoding import TOY, config, use_sizes, write
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from mtrain.config.augment import Augment
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data.batching import plan_batches
-from mtrain.data.loader import Loader
-from mtrain.data.position import START, Position
+from mtrain.data.epochs.batching import plan_batches
+from mtrain.data.epochs.loader import Loader
+from mtrain.data.epochs.position import START, Position
+from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
 from mtrain.data.prepare_data import prepare_data
-from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
 from tests.support.encoding import CORPORA, TOY, config, use_sizes, write
 
 AUGMENT = list(Augment.model_fields)

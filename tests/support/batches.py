@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from mtrain.data.batching import BatchPlan, plan_batches
+from mtrain.data.epochs.batching import BatchPlan, plan_batches
 
 LONGEST = 40
 lengths = st.lists(st.tuples(st.integers(2, LONGEST), st.integers(2, LONGEST)), min_size=1, max_size=120)

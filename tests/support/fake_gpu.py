@@ -27,7 +27,7 @@ import mtrain.training.optimizer
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
 from mtrain.config.training import Precision, TrainingConfig
-from mtrain.data.batch import Batch
+from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.predictor import Predictor
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.transformer import Transformer

@@ -10,7 +10,7 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch
+from mtrain.data.epochs.batch import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device, Shape, activation_bytes, count_operations, count_parameters
 from mtrain.planning.estimate import Estimator

@@ -9,9 +9,9 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch
-from mtrain.data.batching import plan_batches
-from mtrain.data.loader import Window
+from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import plan_batches
+from mtrain.data.epochs.loader import Window
 from mtrain.model.transformer import Transformer
 from mtrain.training import micro_batch as memory
 from mtrain.training.fit import fit, make_trainer

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from pathlib import Path
 
-from mtrain.data.windows import WindowedCorpus
+from mtrain.data.epochs.windows import WindowedCorpus
 from tests.support.training import fit_on_cpu
 
 

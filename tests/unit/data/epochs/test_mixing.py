@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from mtrain.data.mixing import Mixer
+from mtrain.data.epochs.mixing import Mixer
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.store.shards import shard_file
 from mtrain.errors import DataError

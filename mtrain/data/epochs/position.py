@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtrain.config.stages import Stage
-from mtrain.data.mixing import FIRST_STAGE, Starts
+from mtrain.data.epochs.mixing import FIRST_STAGE, Starts
 
 
 class Position(NamedTuple):

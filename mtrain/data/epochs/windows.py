@@ -1,7 +1,7 @@
 """The training pairs of a data folder, which are opened a window at a time.
 
 An epoch is a sequence of windows. Without stages of training, each consists of a few whole buckets of all
-shards (`mtrain.data.store.shards`); with stages, `mtrain.data.mixing` chooses its pairs.
+shards (`mtrain.data.store.shards`); with stages, `mtrain.data.epochs.mixing` chooses its pairs.
 Memory therefore depends on the size of a window, and not on the size of the corpus.
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
+from mtrain.data.epochs.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
+from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
 from mtrain.data.rewriting.rewrite import Key, Rewrite
 from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.damaged import add_suspect
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
-from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
 from mtrain.errors import DataError, ModelError
 
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
 from mtrain.config.stages import Stage
+from mtrain.data.epochs.window_layout import WindowLayout
 from mtrain.data.store.shards import BucketRows, Shard, hash_numbers
-from mtrain.data.window_layout import WindowLayout
 from mtrain.errors import DataError
 from mtrain.tokenizer.rows import Indices
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.data.batch import collate
-from mtrain.data.batching import MAX_ROWS, BatchPlan, cut_by_budget, plan_batches
+from mtrain.data.epochs.batch import collate
+from mtrain.data.epochs.batching import MAX_ROWS, BatchPlan, cut_by_budget, plan_batches
 from mtrain.decoding.batches import in_batches
 from mtrain.kernels.cross_entropy import IGNORE
 from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, world_sizes

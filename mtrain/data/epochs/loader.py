@@ -12,13 +12,13 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from mtrain.config.schema import Config
-from mtrain.data.batch import Batch, collate
-from mtrain.data.batching import BatchPlan, Rows, plan_batches
-from mtrain.data.mixing import FIRST_STAGE, Starts
-from mtrain.data.position import START, Position, StageEnds
+from mtrain.data.epochs.batch import Batch, collate
+from mtrain.data.epochs.batching import BatchPlan, Rows, plan_batches
+from mtrain.data.epochs.mixing import FIRST_STAGE, Starts
+from mtrain.data.epochs.position import START, Position, StageEnds
+from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.rewriting.throttle import CancelledError, Pace, never
 from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.data.windows import WindowedCorpus
 from mtrain.duration import format_duration
 from mtrain.errors import DataError
 from mtrain.tokenizer.tokenizer import Tokenizer
