@@ -21,7 +21,7 @@ from mtrain.data.epochs.batch import Batch, collate
 from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.loader import Step
 from mtrain.data.epochs.position import START
-from mtrain.data.prepare_data import open_prepared
+from mtrain.data.prepare import open_prepared
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner

@@ -26,7 +26,7 @@ from mtrain.config.recipe import (
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.loader import Loader, Step
-from mtrain.data.prepare_data import PreparedData
+from mtrain.data.prepare import PreparedData
 from mtrain.data.rewriting.resegment import Resegmenter
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration

@@ -12,7 +12,7 @@ from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import batch_order
-from mtrain.data.prepare_data import PreparedData, make_scanner, open_complete_data, prepare_data
+from mtrain.data.prepare import PreparedData, make_scanner, open_complete_data, prepare_data
 from mtrain.data.preparing.folder_lock import locked_unless_complete
 from mtrain.data.preparing.inputs import check_corpora, has_same_text
 from mtrain.data.preparing.report import log_warnings

@@ -11,7 +11,7 @@ from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
-from mtrain.data.prepare_data import make_scanner
+from mtrain.data.prepare import make_scanner
 from mtrain.data.preparing.inputs import describe_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.rewriting.augment import Side, with_cases

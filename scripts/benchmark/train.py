@@ -18,7 +18,7 @@ from mtrain.config.load import load_config
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import BatchPlan, plan_batches
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.device import resolve_device, resolve_precision

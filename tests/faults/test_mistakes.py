@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.device import resolve_device
 from mtrain.errors import DataError, UsageError
 from tests.support.cli import changed, one_line

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.data.reading import line_bounds
 from mtrain.data.reading.corpus import read_corpus, read_pairs
 from mtrain.data.reading.lines import read_text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mtrain.data.clean import clean
 from mtrain.data.pairs.duplicates import find_repeated
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning import scanner as scan
 from mtrain.data.scanning.scanner import CorpusScanner

@@ -1,6 +1,6 @@
 """Shards and buckets of any size contain each pair once, in the same order."""
 
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
 from tests.support.encoding import CORPORA, TOY, config, rows, rows_of, text_of, use_sizes, write

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.prepare_data import PreparedData
+from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder as folder_encoder
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.toy import toy_pairs

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import Config, validate
 from mtrain.data.epochs.batch import collate
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
 from mtrain.training.validate import Scores, Validator

@@ -13,7 +13,7 @@ from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
 from mtrain.data.epochs.mixing import weights_by_size
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.report import check_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner

@@ -19,7 +19,7 @@ from benchmark.rounds import Contestant
 from mtrain.config.load import load_config
 from mtrain.config.model import ModelConfig
 from mtrain.data.epochs.batch import collate
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT

@@ -8,7 +8,7 @@ import pytest
 
 from mtrain import processes
 from mtrain.config.augment import Augment
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.data.rewriting import resegment
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -25,7 +25,7 @@ from mtrain import processes as processes_module
 from mtrain import progress_bar
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.prepare_data import PreparedData, prepare_data
+from mtrain.data.prepare import PreparedData, prepare_data
 from mtrain.data.preparing import encode_folder as folder_encoder
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.blocks import read_blocks

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mtrain import processes
 from mtrain.data import Pair
-from mtrain.data.prepare_data import prepare_data
+from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.digests import read_digests, stamps_of, write_digests
 from mtrain.data.reading.raw_files import RawFiles
@@ -602,7 +602,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
     program = """if True:
         import json, os, sys
         from pathlib import Path
-        from mtrain.data.prepare_data import prepare_data
+        from mtrain.data.prepare import prepare_data
         from mtrain.config.data import DataConfig
         from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
