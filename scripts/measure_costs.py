@@ -34,9 +34,9 @@ from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device
 from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
-from mtrain.training.average import WeightAverage
 from mtrain.training.lengths import TrainingLengths
-from mtrain.training.step import Learner
+from mtrain.training.step.average import WeightAverage
+from mtrain.training.step.learner import Learner
 
 VOCABULARIES = {"micro": 1_000, "tiny": 8_000, "small": 8_000, "base": 32_000}
 PAIRS, LENGTH = 128, 32  # of each step, which is one micro-batch

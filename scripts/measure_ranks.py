@@ -31,8 +31,8 @@ from mtrain.device import resolve_precision
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
 from mtrain.training.fit import make_trainer
-from mtrain.training.parallel import ParallelLearner
-from mtrain.training.step import Learner
+from mtrain.training.step.ddp import ParallelLearner
+from mtrain.training.step.learner import Learner
 
 CPU = torch.device("cpu")
 RATE = 1e-4

@@ -50,7 +50,7 @@ from mtrain.training.complete_config import (
 from mtrain.training.lengths import Lengths, TrainingLengths
 from mtrain.training.prepare_tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
 from mtrain.training.resolve_config import resolve_config
-from mtrain.training.step import Learner, worker_count
+from mtrain.training.step.learner import Learner, worker_count
 from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)

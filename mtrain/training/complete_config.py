@@ -34,7 +34,7 @@ from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import micro_batch_tokens
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)

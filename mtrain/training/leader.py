@@ -7,9 +7,9 @@ from functools import partial
 
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.model.build import AnyModel
-from mtrain.training.average import WeightAverage
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.saver import Saver
+from mtrain.training.step.average import WeightAverage
 
 
 class Leader:

@@ -20,21 +20,21 @@ from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.model.build import AnyModel, build_model
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
-from mtrain.training.average import WeightAverage
 from mtrain.training.leader import Leader
 from mtrain.training.limits import allowed_steps, limit_reached
 from mtrain.training.memory_limit import agree_on_micro_batches, write_limit
 from mtrain.training.model_selection import ModelSelection, make_validator
-from mtrain.training.optimizer import freeze
-from mtrain.training.parallel import SynchronizationMemoryError, make_learner_of_rank
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress, log_setup
 from mtrain.training.resume import ends_at_older_checkpoint, restore
 from mtrain.training.saver import Saver
-from mtrain.training.schedule import learning_rate, r_drop_weight
 from mtrain.training.signals import StopSignal
-from mtrain.training.step import StepMetrics
+from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes
+from mtrain.training.step.average import WeightAverage
+from mtrain.training.step.ddp import SynchronizationMemoryError, make_learner_of_rank
+from mtrain.training.step.learner import StepMetrics
+from mtrain.training.step.optimizer import freeze
+from mtrain.training.step.schedule import learning_rate, r_drop_weight
 
 log = logging.getLogger(__name__)
 

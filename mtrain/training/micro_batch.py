@@ -15,7 +15,7 @@ from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import preserved_random_states
 from mtrain.distributed.shards import own_part
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and, on a CPU, other programs
 MAX_CPU_TOKENS = 16384  # larger micro-batches are not faster on a CPU; 1,024 and 4,096 differed by 10%

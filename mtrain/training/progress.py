@@ -22,7 +22,7 @@ from mtrain.progress_bar import Bar
 from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.record_translations import remove_later_samples
-from mtrain.training.step import StepMetrics
+from mtrain.training.step.learner import StepMetrics
 from mtrain.training.tensorboard import TensorBoard
 from mtrain.training.validate import Scores
 from mtrain.training.validate_classifier import ClassifierScores

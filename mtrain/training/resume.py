@@ -12,9 +12,9 @@ from mtrain.checkpoint.checkpoint import (
 )
 from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
-from mtrain.training.average import WeightAverage
 from mtrain.training.limits import limit_reached
-from mtrain.training.step import Learner
+from mtrain.training.step.average import WeightAverage
+from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from mtrain.device import release_cached_memory, should_compile
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
-from mtrain.training.optimizer import freeze
-from mtrain.training.step import Learner, make_learner
+from mtrain.training.step.learner import Learner, make_learner
+from mtrain.training.step.optimizer import freeze
 
 UNTIMED_STEPS = 2  # at least, which allocate memory
 TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both

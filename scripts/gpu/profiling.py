@@ -12,7 +12,7 @@ from gpu.decoding import make_model, translate
 from gpu.scale import Scale
 from gpu.training import make_learner, take
 from mtrain.data.epochs.loader import Step
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 STEPS = 8  # of training
 KERNELS = 28  # rows of the table of kernels

@@ -18,7 +18,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.loader import Step
 from mtrain.planning.cost import Shape, flops_of
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 RATE = 1e-5  # small, so that training on random data stays stable; speed does not depend on it
 SLOW = 1.5  # seconds; a slower step does more than training, such as compiling

@@ -30,7 +30,7 @@ from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search import search
 from mtrain.model.transformer import Transformer
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 MAX_WAITS = {1: 1.4, 5: 1.6}  # of a decoding step, by beam size; a training step never waits
 # Preset, precision and target tokens of the training steps that are counted

@@ -23,7 +23,7 @@ from mtrain.decoding.search import search
 from mtrain.device import copy_to_host_async, resolve_device
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit, make_trainer
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 from tests.support.paths import ROOT
 from tests.support.search import build, forced, options, sentences, tokens
 from tests.support.training import PAIRS, batches_of, losses

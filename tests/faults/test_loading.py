@@ -18,7 +18,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.errors import ModelError
 from mtrain.regular_files import MAX_CONFIG_BYTES, MAX_JSON_BYTES
 from mtrain.storage.manifest import write_manifest
-from mtrain.training.optimizer import make_optimizer
+from mtrain.training.step.optimizer import make_optimizer
 from tests.support.faults.processes import run_in_child
 from tests.support.training import fit_on_cpu, last_checkpoint
 

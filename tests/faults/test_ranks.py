@@ -18,9 +18,10 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
 from mtrain.kernels.undocumented import documented_only
-from mtrain.training import arithmetic, loop
+from mtrain.training import loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
+from mtrain.training.step import arithmetic
 from mtrain.training.validate import Scores, Validator
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation

@@ -22,7 +22,7 @@ from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 from tests.support.cli import handling, start_forked
 from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation

@@ -12,7 +12,7 @@ from mtrain.checkpoint import checkpoint
 from mtrain.device import step_unless
 from mtrain.errors import DivergedError
 from mtrain.training.progress import SPIKE_WINDOW, Progress
-from mtrain.training.step import Learner, StepMetrics
+from mtrain.training.step.learner import Learner, StepMetrics
 from tests.support.training import Poisoned, batches_of, fit_on_cpu, last_checkpoint, losses, read_metrics
 
 
@@ -162,7 +162,7 @@ def test_16_weights_that_a_failed_update_may_have_changed_are_not_saved(make_con
             raise MemoryError
         step_unless(*arguments)
 
-    monkeypatch.setattr("mtrain.training.step.step_unless", fail)
+    monkeypatch.setattr("mtrain.training.step.learner.step_unless", fail)
     config = make_config(training={"checkpoint_every": 100, "validate_every": 100})
     with pytest.raises(MemoryError):
         fit_on_cpu(config)

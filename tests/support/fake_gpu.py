@@ -23,7 +23,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import mtrain.training.optimizer
+import mtrain.training.step.optimizer
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
 from mtrain.config.training import Precision, TrainingConfig
@@ -31,7 +31,7 @@ from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.predictor import Predictor
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.transformer import Transformer
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 NAME = "gpu"
 Fault = Callable[[Tensor], object]  # what a forward pass should not do, with the states of the encoder
@@ -190,7 +190,7 @@ FAULTS: dict[str, Fault] = {
 def main() -> None:
     """Run all checks, and training in bf16 with each fault."""
     _libraries, mode = _register(), _Mode()
-    mtrain.training.optimizer.has_fused_optimizers = lambda device: True  # as CUDA devices have them
+    mtrain.training.step.optimizer.has_fused_optimizers = lambda device: True  # as CUDA devices have them
     found = {}
     faulty = {name: partial(train, "bf16", fault=fault) for name, fault in FAULTS.items()}
     for name, check in (CHECKS | faulty).items():

@@ -15,9 +15,9 @@ from mtrain.distributed.launch import read_launch
 from mtrain.distributed.many_ranks import ManyRanks, abort_gpu_communication
 from mtrain.distributed.store import RankStore
 from mtrain.model.transformer import Transformer
-from mtrain.training.parallel import ParallelLearner
-from mtrain.training.sharded import ShardedLearner
-from mtrain.training.step import Learner
+from mtrain.training.step.ddp import ParallelLearner
+from mtrain.training.step.fsdp import ShardedLearner
+from mtrain.training.step.learner import Learner
 
 SIZES = {"d_model": 64, "ffn_dim": 128, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
 VOCABULARY = {"source_vocab_size": 200, "target_vocab_size": 200, "max_positions": 64}

@@ -22,7 +22,7 @@ from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.model.transformer import Transformer
-from mtrain.training.optimizer import make_optimizer
+from mtrain.training.step.optimizer import make_optimizer
 from tests.support.faults.damage import mutate_file, mutate_folder
 from tests.support.faults.processes import start, wait
 from tests.support.faults.runs import Outcome

@@ -12,7 +12,7 @@ from mtrain.decoding.score import score_pairs
 from mtrain.kernels import precision
 from mtrain.kernels.precision import widest_float
 from mtrain.model.transformer import Transformer
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 from tests.support.training import PAIRS, batches_of
 
 

@@ -17,7 +17,7 @@ from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import activation_bytes as measured_activation_bytes
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 SIZES = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
 WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 80, "tie_embeddings": "decoder"}

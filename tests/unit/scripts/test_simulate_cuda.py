@@ -51,7 +51,7 @@ FAULTS = """
 import sys
 from simulate_cuda import counts
 from mtrain.model.transformer import Transformer
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 {}
 counts.TRAINING = counts.TRAINING[:1]

@@ -29,7 +29,7 @@ from mtrain.training.fit import fit
 from mtrain.training.prepare import prepare_run
 from mtrain.training.prepare_tokenizer import tokenize
 from mtrain.training.resolve_config import resolve_config
-from mtrain.training.step import Learner, StepMetrics, make_learner
+from mtrain.training.step.learner import Learner, StepMetrics, make_learner
 from tests.support.training import read_metrics, with_bleu
 
 

@@ -12,7 +12,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 SIZES = PRESETS["base"] | {"encoder_layers": 1, "decoder_layers": 1}  # all layers are equal
 VOCABULARY = {"source_vocab_size": 32000, "target_vocab_size": 32000, "max_positions": 64}

@@ -18,7 +18,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.training.complete_config import Workload, assumed_speed_of, choose_values
 from mtrain.training.resolve_config import resolve_config
 from mtrain.training.run_folder import write_config
-from mtrain.training.schedule import learning_rate
+from mtrain.training.step.schedule import learning_rate
 
 DATA = {"source_lang": "en", "target_lang": "de", "train": {"toy": "train"}, "validation": {"holdout": 10}}
 MULTI30K = CorpusSize(29_000, 430_000, 430_000, 15_000)

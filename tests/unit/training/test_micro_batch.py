@@ -16,7 +16,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.training import micro_batch as memory
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.micro_batch import activation_bytes, available_memory, choose_micro_batch_tokens
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 
 def make_learner(workers: int = 1, d_model: int = 16, vocab: int = 50, precision: str = "fp32") -> Learner:

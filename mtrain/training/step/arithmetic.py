@@ -9,7 +9,7 @@ from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.config.training import TrainingConfig
 from mtrain.device import describe_numerics, resolve_precision, should_compile
 from mtrain.distributed.ranks import Ranks
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from mtrain.errors import UsageError
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
 from mtrain.model.transformer import DecoderLayer, EncoderLayer
-from mtrain.training.parallel import BatchLoss, SynchronizationMemoryError
-from mtrain.training.step import Learner
+from mtrain.training.step.ddp import BatchLoss, SynchronizationMemoryError
+from mtrain.training.step.learner import Learner
 
 
 class ShardedLearner(Learner):

@@ -12,7 +12,7 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.signals import StopSignal
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
 from mtrain.training.validate import Validator
 from tests.support.training import weights
 

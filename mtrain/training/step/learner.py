@@ -29,7 +29,7 @@ from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums, r_drop_loss
 from mtrain.model.transformer import Dropout, Transformer
-from mtrain.training.optimizer import LossScaler, make_optimizer
+from mtrain.training.step.optimizer import LossScaler, make_optimizer
 
 log = logging.getLogger(__name__)
 

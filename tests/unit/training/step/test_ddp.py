@@ -7,9 +7,9 @@ from safetensors.torch import load_file, save_file
 from mtrain.data.epochs.batch import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, whole
-from mtrain.training.average import WeightAverage
-from mtrain.training.optimizer import freeze
-from mtrain.training.parallel import make_learner_of_rank
+from mtrain.training.step.average import WeightAverage
+from mtrain.training.step.ddp import make_learner_of_rank
+from mtrain.training.step.optimizer import freeze
 from tests.support.faults.processes import wait
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks, started_ranks
 from tests.support.training import batches_of, weights

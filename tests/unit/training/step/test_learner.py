@@ -10,8 +10,8 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.model.transformer import Dropout, Transformer
-from mtrain.training.optimizer import LossScaler, make_optimizer
-from mtrain.training.step import Learner
+from mtrain.training.step.learner import Learner
+from mtrain.training.step.optimizer import LossScaler, make_optimizer
 from tests.support.training import Poisoned, batches_of
 
 
@@ -170,7 +170,7 @@ def test_compiling_logs_no_graph_breaks():
         from mtrain.config.model import ModelConfig
         from mtrain.config.training import TrainingConfig
         from mtrain.model.transformer import Transformer
-        from mtrain.training.step import Learner
+        from mtrain.training.step.learner import Learner
         sizes = {"d_model": 8, "ffn_dim": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
         vocabulary = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 8}
         model = Transformer(ModelConfig(**sizes, **vocabulary))

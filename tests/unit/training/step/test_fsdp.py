@@ -17,9 +17,9 @@ from mtrain.config.load import load_config
 from mtrain.distributed import store
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
-from mtrain.training.average import WeightAverage
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
+from mtrain.training.step.average import WeightAverage
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import make_run_config, result_of
 from tests.support.ranks import copy_prepared, exit_codes, fit_command, read_logs, run_ranks, started_ranks
@@ -172,7 +172,7 @@ def test_a_rank_that_is_killed_is_named(run, tmp_path, monkeypatch):
 
 
 def test_what_it_cannot_do_is_an_error(parts):
-    from mtrain.training.sharded import ShardedLearner  # the import takes half a second
+    from mtrain.training.step.fsdp import ShardedLearner  # the import takes half a second
 
     config, model, *_ = parts
     recipe = config.training.model_copy(update={"parallel": "fsdp", "compile": "on"})

@@ -14,7 +14,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
-from mtrain.training.step import Learner, make_learner
+from mtrain.training.step.learner import Learner, make_learner
 
 BYTES_OF_COPY = 16  # of each parameter in fp32: weight, gradient, and AdamW's two moments
 BYTES_OF_AVERAGE = 4  # of each parameter, with `training.ema_decay`
@@ -34,7 +34,7 @@ def make_learner_of_rank(model: AnyModel, config: TrainingConfig, ranks: Ranks) 
         return make_learner(model, config)
     if not shards_weights(model, config, ranks):
         return ParallelLearner(model, config, ranks)
-    from mtrain.training.sharded import ShardedLearner  # takes a second to import
+    from mtrain.training.step.fsdp import ShardedLearner  # takes a second to import
 
     return ShardedLearner(model, config, ranks)
 

@@ -1,0 +1,1 @@
+"""An optimizer step on one device, with DDP, and with FSDP."""
