@@ -34,7 +34,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device
 from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
-from mtrain.training.lengths import TrainingLengths
+from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learner import Learner
 

@@ -38,8 +38,8 @@ def check(
     from mtrain.data.preparing.report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.reading.raw_files import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
-    from mtrain.training.prepare_tokenizer import existing_tokenizer
-    from mtrain.training.resolve_config import resolve_config
+    from mtrain.training.setup.resolve import resolve_config
+    from mtrain.training.setup.tokenizer import existing_tokenizer
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
@@ -80,7 +80,7 @@ def tokenize(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.preparing.inputs import check_corpora
-    from mtrain.training.prepare_tokenizer import tokenize as make_tokenizer
+    from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
@@ -121,7 +121,7 @@ def prepare(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.training.prepare import prepare as prepare_data
+    from mtrain.training.setup.prepare import prepare as prepare_data
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
     folder = prepare_data(load_config(config, overrides(given, run_dir=run_dir)), workers)

@@ -14,8 +14,8 @@ from mtrain.config.schema import Config
 from mtrain.planning import cost
 from mtrain.planning.cost import FP32, Device, Shape
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION
-from mtrain.training.lengths import TrainingLengths
-from mtrain.training.micro_batch import fit_micro_batch_tokens
+from mtrain.training.setup.lengths import TrainingLengths
+from mtrain.training.setup.micro_batch import fit_micro_batch_tokens
 
 # Times that a byte of the activations is read or written outside of matrix products: it is written and read
 # in the forward pass, and read in the backward pass, which writes a gradient of the same size. Assumed.

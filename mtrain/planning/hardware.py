@@ -11,7 +11,7 @@ import torch
 
 from mtrain.device import resolve_device
 from mtrain.errors import UsageError
-from mtrain.training.micro_batch import available_memory
+from mtrain.training.setup.micro_batch import available_memory
 
 UTILIZATION = 0.3  # of the peak, in matrix products alone; assumed
 BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed

@@ -40,18 +40,18 @@ from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTim
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.planning.scaling import Run, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
-from mtrain.training.complete_config import (
+from mtrain.training.setup.complete import (
     choose_values,
     is_incomplete,
     log_choices,
     make_workload,
     smallest_sizes,
 )
-from mtrain.training.lengths import Lengths, TrainingLengths
-from mtrain.training.prepare_tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
-from mtrain.training.resolve_config import resolve_config
+from mtrain.training.setup.lengths import Lengths, TrainingLengths
+from mtrain.training.setup.resolve import resolve_config
+from mtrain.training.setup.timing import measure_speed
+from mtrain.training.setup.tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
 from mtrain.training.step.learner import Learner, worker_count
-from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.interop.formats import require_exports
-from mtrain.training.complete_config import assumed_speed_of, complete_config, is_incomplete
 from mtrain.training.loop import Trainer
-from mtrain.training.prepare import PreparedRun, open_prepared_run, prepare_run, require_metrics
-from mtrain.training.run_folder import locked_run_folder, write_config
+from mtrain.training.setup.complete import assumed_speed_of, complete_config, is_incomplete
+from mtrain.training.setup.prepare import PreparedRun, open_prepared_run, prepare_run, require_metrics
+from mtrain.training.setup.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 
 

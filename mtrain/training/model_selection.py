@@ -14,9 +14,9 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
+from mtrain.training.setup.prepare import PreparedRun
 from mtrain.training.validate import Scores, Validator
 from mtrain.training.validate_classifier import ClassifierScores, ClassifierValidator
 

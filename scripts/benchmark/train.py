@@ -26,9 +26,9 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
 from mtrain.planning.cost import count_parameters, flops_of
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.complete_config import complete_config, is_incomplete
-from mtrain.training.prepare_tokenizer import tokenize
-from mtrain.training.run_folder import write_config
+from mtrain.training.setup.complete import complete_config, is_incomplete
+from mtrain.training.setup.run_folder import write_config
+from mtrain.training.setup.tokenizer import tokenize
 
 # Names of the other tools and the modules that measure them.
 PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}

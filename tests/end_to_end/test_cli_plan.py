@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from mtrain.training import timing
+from mtrain.training.setup import timing
 from tests.support.cli import changed, one_line
 
 

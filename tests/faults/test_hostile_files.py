@@ -17,7 +17,7 @@ from mtrain.errors import ModelError
 from mtrain.regular_files import MAX_LINE_BYTES
 from mtrain.storage.locks import try_lock
 from mtrain.storage.manifest import verify_folder
-from mtrain.training.run_folder import locked_run_folder
+from mtrain.training.setup.run_folder import locked_run_folder
 from tests.support.cli import changed, one_line, run_at_terminal, run_forked
 from tests.support.training import last_checkpoint
 

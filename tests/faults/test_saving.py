@@ -18,7 +18,7 @@ from mtrain.cli import main
 from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.progress import Progress
-from mtrain.training.run_folder import locked_run_folder
+from mtrain.training.setup.run_folder import locked_run_folder
 from mtrain.training.validate import Validator
 from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation

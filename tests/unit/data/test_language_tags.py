@@ -18,7 +18,7 @@ from mtrain.data.preparing.report import check_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError
-from mtrain.training.lengths import TrainingLengths
+from mtrain.training.setup.lengths import TrainingLengths
 from tests.support import tokenizers
 from tests.support.encoding import TOY, config, rows, text_of, write
 from tests.support.tokenizers import TYPES

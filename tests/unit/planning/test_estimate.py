@@ -15,8 +15,8 @@ from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device, Shape, activation_bytes, count_operations, count_parameters
 from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
-from mtrain.training.lengths import TrainingLengths
-from mtrain.training.micro_batch import activation_bytes as measured_activation_bytes
+from mtrain.training.setup.lengths import TrainingLengths
+from mtrain.training.setup.micro_batch import activation_bytes as measured_activation_bytes
 from mtrain.training.step.learner import Learner
 
 SIZES = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}

@@ -24,11 +24,12 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError
 from mtrain.model.build import build_model
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training import complete_config, timing
 from mtrain.training.fit import fit
-from mtrain.training.prepare import prepare_run
-from mtrain.training.prepare_tokenizer import tokenize
-from mtrain.training.resolve_config import resolve_config
+from mtrain.training.setup import complete as complete_config
+from mtrain.training.setup import timing
+from mtrain.training.setup.prepare import prepare_run
+from mtrain.training.setup.resolve import resolve_config
+from mtrain.training.setup.tokenizer import tokenize
 from mtrain.training.step.learner import Learner, StepMetrics, make_learner
 from tests.support.training import read_metrics, with_bleu
 

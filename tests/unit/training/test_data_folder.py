@@ -20,8 +20,8 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.preparing.folder_lock import locked_data_folder
 from mtrain.data.store.summary import read_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
-from mtrain.training.prepare import prepare
-from mtrain.training.prepare_tokenizer import tokenize
+from mtrain.training.setup.prepare import prepare
+from mtrain.training.setup.tokenizer import tokenize
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, losses, same_weights
 

@@ -22,7 +22,7 @@ from mtrain.data.scanning.check import Counts, Leak
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
-from mtrain.training.prepare_tokenizer import prepare_tokenizer
+from mtrain.training.setup.tokenizer import prepare_tokenizer
 
 GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
 

@@ -32,10 +32,10 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
-from mtrain.training.lengths import TrainingLengths
-from mtrain.training.micro_batch import micro_batch_tokens
+from mtrain.training.setup.lengths import TrainingLengths
+from mtrain.training.setup.micro_batch import micro_batch_tokens
+from mtrain.training.setup.timing import measure_speed
 from mtrain.training.step.learner import Learner
-from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize, assumed_sp
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
-from mtrain.training.complete_config import Workload, assumed_speed_of, choose_values
-from mtrain.training.resolve_config import resolve_config
-from mtrain.training.run_folder import write_config
+from mtrain.training.setup.complete import Workload, assumed_speed_of, choose_values
+from mtrain.training.setup.resolve import resolve_config
+from mtrain.training.setup.run_folder import write_config
 from mtrain.training.step.schedule import learning_rate
 
 DATA = {"source_lang": "en", "target_lang": "de", "train": {"toy": "train"}, "validation": {"holdout": 10}}

@@ -25,8 +25,8 @@ from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import Sentences, train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import pattern_of
-from mtrain.training.resolve_config import resolve_config, tokenizer_settings
-from mtrain.training.run_folder import locked_run_folder, write_config
+from mtrain.training.setup.resolve import resolve_config, tokenizer_settings
+from mtrain.training.setup.run_folder import locked_run_folder, write_config
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import torch
 
 from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.distributed.ranks import Ranks
-from mtrain.training import memory_limit
-from mtrain.training.memory_limit import FILE, agree_on_micro_batches, read_limit, write_limit
+from mtrain.training.setup import memory_limit
+from mtrain.training.setup.memory_limit import FILE, agree_on_micro_batches, read_limit, write_limit
 
 
 def test_a_limit_holds_for_the_same_micro_batches(tmp_path):

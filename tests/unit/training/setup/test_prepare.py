@@ -9,8 +9,8 @@ import yaml
 
 from mtrain.data.scanning.scanner import LARGE
 from mtrain.data.store.shards import SHARD
-from mtrain.training.prepare import prepare, prepare_run
-from mtrain.training.prepare_tokenizer import tokenize
+from mtrain.training.setup.prepare import prepare, prepare_run
+from mtrain.training.setup.tokenizer import tokenize
 from tests.support.encoding import TOY, write
 from tests.support.training import fit_on_cpu
 

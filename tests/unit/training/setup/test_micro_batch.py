@@ -13,9 +13,9 @@ from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.batching import plan_batches
 from mtrain.data.epochs.loader import Window
 from mtrain.model.transformer import Transformer
-from mtrain.training import micro_batch as memory
 from mtrain.training.fit import fit, make_trainer
-from mtrain.training.micro_batch import activation_bytes, available_memory, choose_micro_batch_tokens
+from mtrain.training.setup import micro_batch as memory
+from mtrain.training.setup.micro_batch import activation_bytes, available_memory, choose_micro_batch_tokens
 from mtrain.training.step.learner import Learner
 
 

@@ -16,7 +16,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import read_json
-from mtrain.training.micro_batch import micro_batch_tokens
+from mtrain.training.setup.micro_batch import micro_batch_tokens
 from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)

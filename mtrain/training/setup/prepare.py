@@ -24,15 +24,15 @@ from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.prepare_tokenizer import (
+from mtrain.training.setup.resolve import resolve_config
+from mtrain.training.setup.run_folder import locked_run_folder, open_run, record_initial_model, write_config
+from mtrain.training.setup.tokenizer import (
     learns_tokenizer,
     prepare_tokenizer,
     use_learned_vocab_size,
     vocab_size_choice,
     vocab_size_is_automatic,
 )
-from mtrain.training.resolve_config import resolve_config
-from mtrain.training.run_folder import locked_run_folder, open_run, record_initial_model, write_config
 
 log = logging.getLogger(__name__)
 

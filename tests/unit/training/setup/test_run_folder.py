@@ -11,7 +11,7 @@ import yaml
 from mtrain import Translator
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.training.fit import fit
-from mtrain.training.prepare_tokenizer import tokenize
+from mtrain.training.setup.tokenizer import tokenize
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights
 
 

@@ -17,8 +17,8 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.errors import ModelError, UsageError
 from mtrain.training.fit import make_trainer
-from mtrain.training.prepare_tokenizer import tokenize
-from mtrain.training.resolve_config import resolve_config
+from mtrain.training.setup.resolve import resolve_config
+from mtrain.training.setup.tokenizer import tokenize
 from tests.support.training import (
     PAIRS,
     fit_on_cpu,

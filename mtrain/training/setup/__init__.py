@@ -1,0 +1,1 @@
+"""What happens before the first step: the run folder, the tokenizer, the data, the config."""
