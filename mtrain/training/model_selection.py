@@ -15,10 +15,10 @@ from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainErr
 from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.progress import Progress
-from mtrain.training.record_translations import record_translations
 from mtrain.training.setup.prepare import PreparedRun
-from mtrain.training.validate import Scores, Validator
-from mtrain.training.validate_classifier import ClassifierScores, ClassifierValidator
+from mtrain.training.validation.classifier import ClassifierScores, ClassifierValidator
+from mtrain.training.validation.samples import record_translations
+from mtrain.training.validation.translation import Scores, Validator
 
 log = logging.getLogger(__name__)
 

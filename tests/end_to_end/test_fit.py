@@ -12,9 +12,9 @@ from mtrain import Translator
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.errors import DataError, ModelError
-from mtrain.training import validate
 from mtrain.training.fit import make_trainer
-from mtrain.training.validate import Scores
+from mtrain.training.validation import translation as validate
+from mtrain.training.validation.translation import Scores
 from tests.support.training import (
     PAIRS,
     fit_on_cpu,

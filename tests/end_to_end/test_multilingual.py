@@ -16,8 +16,8 @@ from mtrain.evaluation import evaluate
 from mtrain.report.attention_maps import attention_maps
 from mtrain.report.report import report_page
 from mtrain.storage.manifest import write_manifest
-from mtrain.training import validate as training_validate
 from mtrain.training.fit import fit, make_trainer
+from mtrain.training.validation import translation as training_validate
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, merged, read_metrics
 from tests.support.translation import interrupt_third_window

@@ -14,9 +14,9 @@ from mtrain.checkpoint.model_folder import load_any_model, load_classifier
 from mtrain.config.load import Config, validate
 from mtrain.decoding.classify import classify_pairs
 from mtrain.errors import DivergedError, ModelError, UsageError
-from mtrain.training import validate_classifier
 from mtrain.training.setup import timing
 from mtrain.training.setup.prepare import prepare
+from mtrain.training.validation import classifier as validate_classifier
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, fit_on_cpu, losses, merged, read_metrics, same_weights
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.training.validate import Validator
+from mtrain.training.validation.translation import Validator
 from tests.support.cli import one_line
 from tests.support.training import fit_on_cpu, read_metrics, with_bleu
 

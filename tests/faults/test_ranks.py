@@ -22,7 +22,7 @@ from mtrain.training import loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.setup.memory_limit import read_limit
 from mtrain.training.step import arithmetic
-from mtrain.training.validate import Scores, Validator
+from mtrain.training.validation.translation import Scores, Validator
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
 from tests.support.faults.processes import wait, wait_until

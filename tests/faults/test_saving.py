@@ -19,7 +19,7 @@ from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.progress import Progress
 from mtrain.training.setup.run_folder import locked_run_folder
-from mtrain.training.validate import Validator
+from mtrain.training.validation.translation import Validator
 from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation
 from tests.support.faults.processes import run_in_child, start, wait, wait_until

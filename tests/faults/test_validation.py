@@ -13,7 +13,7 @@ import torch
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config.schema import Config
 from mtrain.errors import DivergedError, ModelError, StorageError, UsageError
-from mtrain.training.validate import Scores, Validator
+from mtrain.training.validation.translation import Scores, Validator
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import Killed, no_space
 from tests.support.training import (

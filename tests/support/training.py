@@ -20,7 +20,7 @@ from mtrain.data.epochs.batch import collate
 from mtrain.data.prepare import prepare_data
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
-from mtrain.training.validate import Scores, Validator
+from mtrain.training.validation.translation import Scores, Validator
 
 PAIRS = [
     ("A cat sleeps.", "Eine Katze schläft."),

@@ -11,7 +11,7 @@ from mtrain.storage.manifest import write_manifest
 from mtrain.training.model_selection import is_better
 from mtrain.training.run_progress import read_progress
 from mtrain.training.step.learner import Learner
-from mtrain.training.validate import Scores
+from mtrain.training.validation.translation import Scores
 from tests.support.faults.saves import Killed
 from tests.support.training import PAIRS, fit_on_cpu, read_metrics, with_bleu
 

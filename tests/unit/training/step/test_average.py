@@ -13,7 +13,7 @@ from mtrain.errors import UsageError
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import Learner
-from mtrain.training.validate import Validator
+from mtrain.training.validation.translation import Validator
 from tests.support.training import weights
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from mtrain.errors import StorageError
-from mtrain.training.record_translations import BEST, SAMPLES, record_translations
+from mtrain.training.validation.samples import BEST, SAMPLES, record_translations
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, read_metrics
 

@@ -1,0 +1,1 @@
+"""Validation: translations or classes, and their scores."""
