@@ -8,7 +8,7 @@ from functools import partial
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.model.build import AnyModel
 from mtrain.training.model_selection import ModelSelection
-from mtrain.training.saver import Saver
+from mtrain.training.records.saver import Saver
 from mtrain.training.step.average import WeightAverage
 
 

@@ -23,9 +23,9 @@ from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.leader import Leader
 from mtrain.training.limits import allowed_steps, limit_reached
 from mtrain.training.model_selection import ModelSelection, make_validator
-from mtrain.training.progress import Progress, log_setup
-from mtrain.training.resume import ends_at_older_checkpoint, restore
-from mtrain.training.saver import Saver
+from mtrain.training.records.progress import Progress, log_setup
+from mtrain.training.records.resume import ends_at_older_checkpoint, restore
+from mtrain.training.records.saver import Saver
 from mtrain.training.setup.memory_limit import agree_on_micro_batches, write_limit
 from mtrain.training.setup.prepare import PreparedRun
 from mtrain.training.signals import StopSignal

@@ -14,7 +14,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.progress import Progress
+from mtrain.training.records.progress import Progress
 from mtrain.training.setup.prepare import PreparedRun
 from mtrain.training.validation.classifier import ClassifierScores, ClassifierValidator
 from mtrain.training.validation.samples import record_translations

@@ -17,7 +17,7 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.cli import main
 from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
-from mtrain.training.progress import Progress
+from mtrain.training.records.progress import Progress
 from mtrain.training.setup.run_folder import locked_run_folder
 from mtrain.training.validation.translation import Validator
 from tests.support.cli import one_line

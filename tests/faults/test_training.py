@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from mtrain.checkpoint import checkpoint
 from mtrain.device import step_unless
 from mtrain.errors import DivergedError
-from mtrain.training.progress import SPIKE_WINDOW, Progress
+from mtrain.training.records.progress import SPIKE_WINDOW, Progress
 from mtrain.training.step.learner import Learner, StepMetrics
 from tests.support.training import Poisoned, batches_of, fit_on_cpu, last_checkpoint, losses, read_metrics
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mtrain.training.tensorboard import TensorBoard
+from mtrain.training.records.tensorboard import TensorBoard
 from tests.support.training import fit_on_cpu, read_metrics
 
 
@@ -54,7 +54,7 @@ def test_a_resumed_run_repeats_no_step(make_config):
 
 
 def test_without_the_extra_a_message_says_what_to_install(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("mtrain.training.tensorboard.find_spec", lambda _: None)
+    monkeypatch.setattr("mtrain.training.records.tensorboard.find_spec", lambda _: None)
     caplog.set_level(logging.INFO, "mtrain")
     board = TensorBoard(tmp_path)
     board.start(0)

@@ -10,7 +10,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
-from mtrain.training.progress import Progress
+from mtrain.training.records.progress import Progress
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learner import Learner
 

@@ -21,8 +21,8 @@ from mtrain.model.build import AnyModel
 from mtrain.progress_bar import Bar
 from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
+from mtrain.training.records.tensorboard import TensorBoard
 from mtrain.training.step.learner import StepMetrics
-from mtrain.training.tensorboard import TensorBoard
 from mtrain.training.validation.classifier import ClassifierScores
 from mtrain.training.validation.samples import remove_later_samples
 from mtrain.training.validation.translation import Scores
