@@ -20,9 +20,9 @@ from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.model.build import AnyModel, build_model
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.leader import Leader
 from mtrain.training.limits import allowed_steps, limit_reached
 from mtrain.training.model_selection import ModelSelection, make_validator
+from mtrain.training.rank_zero import Leader
 from mtrain.training.records.progress import Progress, log_setup
 from mtrain.training.records.resume import ends_at_older_checkpoint, restore
 from mtrain.training.records.saver import Saver
