@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mtrain.checkpoint.model_info import Description, ModelInfo, Score
     from mtrain.config.decoding import DecodingConfig
     from mtrain.config.schema import Config
-    from mtrain.training.model_summary import Files, Summary
-    from mtrain.training.run_progress import RunProgress
+    from mtrain.runs.progress import RunProgress
+    from mtrain.runs.summary import Files, Summary
 
 Rows = list[list[str]]
 _TIED = {
@@ -56,7 +56,7 @@ def info(
     terminal.start_logging(quiet, debug)
     if json_ and card:
         raise UsageError("--json and --card were both given; give one of them")
-    from mtrain.training.model_summary import summarize
+    from mtrain.runs.summary import summarize
 
     summary = summarize(model)
     with open_stdout() as out:

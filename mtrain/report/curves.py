@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mtrain.report.page import html_radios, html_table, json_script
-from mtrain.report.run_records import Curve, Floats, RunRecords
+from mtrain.runs.records import Curve, Floats, RunRecords
 
 _ROWS = 10  # of the table of a chart
 

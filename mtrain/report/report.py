@@ -16,7 +16,7 @@ from mtrain.report.attention import HINT, html_attention, html_positions, positi
 from mtrain.report.curves import chart_place, html_curves
 from mtrain.report.data_sections import html_data, html_extremes, html_lengths, html_samples
 from mtrain.report.page import html_page, html_table
-from mtrain.report.run_records import RunRecords, differing_settings, names_of, read_run
+from mtrain.runs.records import RunRecords, differing_settings, names_of, read_run
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.model.build import AnyModel, build_model
+from mtrain.runs.limits import allowed_steps, limit_reached
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.limits import allowed_steps, limit_reached
 from mtrain.training.model_selection import ModelSelection, make_validator
 from mtrain.training.rank_zero import Leader
 from mtrain.training.records.progress import Progress, log_setup

@@ -25,7 +25,7 @@ ORDER = [
     ["checkpoint", "inspection"],
     ["decoding"],
     ["evaluation"],
-    ["interop"],
+    ["interop", "runs"],
     ["training", "report"],
     ["planning"],
     ["cli"],

@@ -12,7 +12,7 @@ from mtrain.checkpoint.checkpoint import (
 )
 from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
-from mtrain.training.limits import limit_reached
+from mtrain.runs.limits import limit_reached
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learner import Learner
 

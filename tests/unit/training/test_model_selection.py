@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
+from mtrain.runs.progress import read_progress
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.model_selection import is_better
-from mtrain.training.run_progress import read_progress
 from mtrain.training.step.learner import Learner
 from mtrain.training.validation.translation import Scores
 from tests.support.faults.saves import Killed

@@ -10,8 +10,8 @@ import yaml
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.errors import DataError, UsageError
+from mtrain.runs.limits import allowed_steps
 from mtrain.training.fit import make_trainer
-from mtrain.training.limits import allowed_steps
 from tests.support.training import (
     PAIRS,
     fit_on_cpu,

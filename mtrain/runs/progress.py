@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, ValidationError
 from mtrain.checkpoint.model_info import Score
 from mtrain.checkpoint.run_info import read_validations
 from mtrain.config.training import TrainingConfig
+from mtrain.runs.limits import limit_reached
 from mtrain.storage.json_records import read_record, read_steps
-from mtrain.training.limits import limit_reached
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 

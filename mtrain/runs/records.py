@@ -18,7 +18,7 @@ from mtrain.data.store.summary import read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.evaluation.test_scores import TestScores, read_test_scores
 from mtrain.regular_files import read_lines
-from mtrain.report.recorded_translations import Translations, read_best, read_samples
+from mtrain.runs.translations import Translations, read_best, read_samples
 from mtrain.storage.json_records import Record, parse_json, read_steps, reading, to_number
 
 Floats = npt.NDArray[np.float64]

@@ -14,10 +14,10 @@ from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.evaluation.test_scores import described_scores, read_test_scores
+from mtrain.runs.progress import RunProgress, read_progress
 from mtrain.storage.json_records import read_record
 from mtrain.storage.manifest import INFO, MANIFEST, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
-from mtrain.training.run_progress import RunProgress, read_progress
 
 
 class Files(NamedTuple):

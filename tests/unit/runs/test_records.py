@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mtrain.errors import ModelError, UsageError
-from mtrain.report.run_records import POINTS, differing_settings, names_of, read_run
+from mtrain.runs.records import POINTS, differing_settings, names_of, read_run
 
 
 def write_run(folder: Path, lines: list[dict], **files: str) -> Path:

@@ -1,0 +1,1 @@
+"""A run folder, read: its progress, its records, its results."""
