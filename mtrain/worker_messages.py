@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
-from mtrain import errors
+import mtrain.errors as errors
 
 
 class Answer(NamedTuple):
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 def send(pipe: IO[bytes], message: object) -> None:
     """Write a message. Raises OSError."""
-    pickle.dump(message, pipe, protocol=5)  # writes large arrays without copying all of them first
+    pickle.dump(message, pipe, protocol=5)  # copies one large array at a time, not the whole message
     pipe.flush()
 
 

@@ -46,8 +46,8 @@ class Workers:
     """
 
     def __init__(self, ensemble: Ensemble[Transformer], precision: str, count: int, processes: bool):
-        self.originals, self.precision, self.count = ensemble, precision, count
-        self.ensemble = for_decoding(ensemble, precision)
+        self.originals, self.ensemble = ensemble, for_decoding(ensemble, precision)
+        self.precision, self.count = precision, count
         self.start_after = START_AFTER
         self.sent = 0  # batches that worker processes have decoded
         self._start_up(processes and ensemble.device.type == "cpu")

@@ -38,6 +38,8 @@ def prepare(read: str = "", settings: bytes = b"") -> Callable[[Action], Any]:
             kill_unless_exists(Path(value))
         if action == "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == "be killed while answering":
+            return [b"x" * 2**20, Deadly()]
         if action == "compute":  # for some seconds
             end = time.process_time() + value
             while time.process_time() < end:
@@ -45,6 +47,14 @@ def prepare(read: str = "", settings: bytes = b"") -> Callable[[Action], Any]:
         return {"pid": os.getpid(), "settings": settings}.get(action, value)
 
     return act
+
+
+class Deadly:
+    """Kills the process that pickles it."""
+
+    def __reduce__(self) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
 
 
 def kill_unless_exists(file: Path) -> None:

@@ -164,8 +164,9 @@ def test_a_process_that_is_killed_is_replaced(tmp_path: Path, caplog):
     assert caplog.messages == [KILLED + REPLACED]
 
 
-def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(caplog):
-    assert results(("be killed", "task"), ECHO) == ["local task", 1]
+@pytest.mark.parametrize("action", ["be killed", "be killed while answering"])
+def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(action: str, caplog):
+    assert results((action, "task"), ECHO) == ["local task", 1]
     assert caplog.messages == [KILLED + REPLACED, KILLED + ABANDONED]
 
 

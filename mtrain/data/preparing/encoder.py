@@ -47,7 +47,8 @@ class Encoder:
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, held_out: frozenset[str]):
         """`held_out` are the sources of pairs held out for validation; if there are several directions, also
         their targets, which may be sources or targets of other corpora."""
-        self._data, self._tokenizer, self._held_out = data, tokenizer, held_out
+        self._data, self._held_out = data, held_out
+        self._tokenizer = tokenizer
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype: type[np.integer] = np.uint16 if largest <= 2**16 else np.int32
         self._tags = [tokenizer.tag_ids(data.tag_of(corpus)) for corpus in data.train]

@@ -36,8 +36,9 @@ class BlockScanner:
     def __init__(self, data: DataConfig, seed: int, strict: bool, held_out: int, check: BlockCheck | None):
         """With `strict`, an unreadable pair is an error, unless `data.bad_lines` is `skip`. `held_out` is the
         number of pairs to hold out. Raises UsageError if a filter cannot be applied."""
-        self._data, self._seed, self._held_out = data, seed, held_out
-        self._strict, self._check = strict, check
+        self._data, self._check = data, check
+        self._seed, self._held_out = seed, held_out
+        self._strict = strict
         self._filter = BlockFilter(data) if data.filters else None
         # Else, of corpora that have the same sources, only the first one would be validated. Further
         # directions change nothing in that of `data`.
