@@ -34,20 +34,20 @@ class _Weights(NamedTuple):
     """A model that another process makes again."""
 
     config: ModelConfig
-    dtype: torch.dtype
-    contents: dict[str, npt.NDArray[np.uint8]]  # the bytes of each tensor, which share its memory
+    # The data type and the bytes of each tensor. The bytes share its memory.
+    tensors: dict[str, tuple[torch.dtype, npt.NDArray[np.uint8]]]
 
 
-def make_decoder(ensemble: Ensemble[Transformer], precision: str, threads: int) -> "partial[Decode]":
+def make_decoder(ensemble: Ensemble[Transformer], precision: str, threads: int) -> partial[Decode]:
     """Makes, in a worker process, a function like `decode_batch` that uses `threads` threads."""
     files = {file.name: file.read_bytes() for file in ensemble.tokenizer.files}
     return partial(_prepare, files, [_weights_of(model) for model in ensemble.models], precision, threads)
 
 
 def _weights_of(model: Transformer) -> _Weights:
-    weights = model.state_dict()
-    contents = {name: x.contiguous().view(torch.uint8).numpy() for name, x in weights.items()}
-    return _Weights(model.config, next(iter(weights.values())).dtype, contents)
+    tensors = model.state_dict().items()
+    contents = {name: (x.dtype, x.contiguous().view(torch.uint8).numpy()) for name, x in tensors}
+    return _Weights(model.config, contents)
 
 
 def _prepare(files: dict[str, bytes], models: Sequence[_Weights], precision: str, threads: int) -> Decode:
@@ -77,10 +77,10 @@ def _prepare(files: dict[str, bytes], models: Sequence[_Weights], precision: str
 def _make_model(weights: _Weights) -> Transformer:
     model = model_without_weights(weights.config).eval()
     assert isinstance(model, Transformer)
-    tensors = {name: torch.from_numpy(x).view(weights.dtype) for name, x in weights.contents.items()}
+    tensors = {name: torch.from_numpy(x).view(dtype) for name, (dtype, x) in weights.tensors.items()}
     model.load_state_dict(tensors, assign=True)
     model.embed.make_positions()
-    return model.to(weights.dtype)
+    return model.to(next(iter(tensors.values())).dtype)
 
 
 def _end_when_idle(last_used: list[float]) -> None:

@@ -17,7 +17,14 @@ import pytest
 
 from mtrain import processes
 from mtrain.errors import DataError
-from mtrain.processes import WorkerEndedError, WorkerPool, WorkerProcess, map_tasks, reporting_silence
+from mtrain.processes import (
+    Prepare,
+    WorkerEndedError,
+    WorkerPool,
+    WorkerProcess,
+    map_tasks,
+    reporting_silence,
+)
 from mtrain.stop_signals import STOP_SIGNALS
 from tests.support.worker import Action, prepare
 
@@ -33,7 +40,7 @@ def local(task: Action) -> str:
     return f"local {task.value}"
 
 
-def results(*tasks: tuple[str, Any], workers: int = 2, prepare: "partial[Any]" = PREPARE) -> list[Any]:
+def results(*tasks: tuple[str, Any], workers: int = 2, prepare: Prepare = PREPARE) -> list[Any]:
     """The results of some tasks."""
     done = map_tasks(local, prepare, (Action(*task) for task in tasks), workers)
     return [result for _, result in done]
