@@ -65,15 +65,20 @@ def read_blocks(
     `digests` receives the SHA-256 of each file that has been read completely. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
+    columns: list[str] = []
+    if isinstance(corpus, ParquetCorpus | HubCorpus):
+        fields = [corpus.source_field, corpus.target_field] + ([score] if isinstance(score, str) else [])
+        columns = [field.split(".")[0] for field in fields]
     if isinstance(corpus, ParquetCorpus):
-        fields = corpus.source_field, corpus.target_field, *([score] if isinstance(score, str) else [])
-        yield from _read_parquet(corpus, fields, size, start.first, digests)
+        yield from _read_parquet(corpus, columns, size, start.first, digests)
         return
     if not isinstance(corpus, HubCorpus | ToyCorpus):
         has_header = isinstance(corpus, TsvCorpus) and corpus.header
         yield from _read_lines(files_by_pair(corpus), digests, size, start, by_range, has_header)
         return
-    records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
+    records: Any = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
+    if columns and {*columns} <= {*records.column_names}:  # else an error names all columns
+        records = records.select_columns([*dict.fromkeys(columns)])
     for begin in range(start.first - 1, len(records), size):
         block = records[begin : begin + size]
         if isinstance(block, dict):  # the columns of a table
@@ -133,9 +138,8 @@ def _next_lines(streams: Sequence[LineBlocks], count: int, in_ranges: bool) -> _
 
 
 def _read_parquet(
-    corpus: ParquetCorpus, fields: Sequence[str], size: int, first: int, digests: Digests | None
+    corpus: ParquetCorpus, columns: Sequence[str], size: int, first: int, digests: Digests | None
 ) -> Iterator[RawBlock]:
-    columns = [field.split(".")[0] for field in fields]
     for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1, digests):
         end = first + len(rows)
         yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)

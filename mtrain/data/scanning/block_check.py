@@ -39,7 +39,7 @@ class PairHashes(NamedTuple):
 
 
 class BlockFindings(NamedTuple):
-    """What a check finds in one block. All but `hashes` and `overlap` can be written as JSON."""
+    """What a check finds in one block."""
 
     usable: int
     empty: int

@@ -7,7 +7,7 @@ checks the pairs, draws the held-out pairs, and keeps a sample of the text for t
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from mtrain.data.reading.corpus import Block, parse_block
 from mtrain.data.reading.corpus_files import existing_files
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.block_check import usable_pairs
-from mtrain.data.scanning.block_scan import BlockScanner, ScanTask, scan_all
+from mtrain.data.scanning.block_scan import BlockScanner, ScanTask
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
 from mtrain.data.scanning.samples import HoldoutSampler, TextSample
-from mtrain.processes import count_cores
+from mtrain.processes import count_cores, map_tasks
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_CHARACTERS
 
@@ -87,11 +87,11 @@ class CorpusScanner:
         blocks = self._blocks(by_range=workers > 1)
         first, usable = self._read_first(blocks) if check else ([], [])
         block_check = check.block_check(usable) if check else None
-        scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
+        make_scanner = partial(BlockScanner, data, self.seed, self._strict, held_out, block_check)
         tasks = (ScanTask(i, raw, text.threshold, holdout.max_digest) for i, raw in chain(first, blocks))
         size, read = _size_of_text(data.train), 0
         with ProgressBar("data: read", "pairs") as progress:
-            for task, block in scan_all(scanner, tasks, workers):
+            for task, block in map_tasks(make_scanner(), make_scanner, tasks, workers):
                 read += task.raw.size
                 progress.add(block.pairs, share=read / size if size else None)
                 text.add(block.sample, task.corpus)
