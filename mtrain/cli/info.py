@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from mtrain.checkpoint.model_info import Description, ModelInfo, Score
     from mtrain.config.decoding import DecodingConfig
     from mtrain.config.schema import Config
-    from mtrain.runs.progress import RunProgress
-    from mtrain.runs.summary import Files, Summary
+    from mtrain.runs.summary import Files, RunProgress, Summary
 
 Rows = list[list[str]]
 _TIED = {

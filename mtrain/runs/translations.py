@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from mtrain.regular_files import read_file, read_lines
-from mtrain.storage.json_records import reading
+from mtrain.runs.json_records import reading
 
 log = logging.getLogger(__name__)
 
