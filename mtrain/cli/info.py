@@ -141,7 +141,8 @@ def _section(
 def _model(model: "Description") -> Rows:
     from mtrain.checkpoint.card_text import describe_origin
 
-    config, architecture, info = model.config, model.config.model, model.info
+    config, info = model.config, model.info
+    architecture = config.model
     size = "unknown; model.safetensors cannot be read"
     data_type = model.data_type or "fp32"
     if model.parameters is not None:

@@ -125,7 +125,8 @@ def summarize(path: Path) -> Summary:
 
 def _summarize(path: Path) -> Summary:
     notes: list[str] = []
-    folder, config, progress = path, None, None
+    folder = path
+    config = progress = None
     if _is_run(path):
         folder = path / "model"
         try:
