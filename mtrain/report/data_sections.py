@@ -12,8 +12,7 @@ from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report.page import html_differences, html_labeled, html_table, text_attributes
-from mtrain.runs.records import RunRecords, config_section
-from mtrain.runs.translations import Sentence, Translations
+from mtrain.runs.records import RunRecords, Sentence, Translations, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown

@@ -1,11 +1,15 @@
 """What a run folder records, as the report needs it. Missing or damaged files are named, and not fatal."""
 
 import json
+import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
 
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
@@ -13,11 +17,32 @@ from mtrain.data.preparing.report import RecordedFindings, read_findings
 from mtrain.data.store.folder import VALIDATION
 from mtrain.data.store.summary import read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
-from mtrain.regular_files import read_lines
+from mtrain.regular_files import read_file, read_lines
 from mtrain.runs.json_records import Record, parse_json, reading, to_number
 from mtrain.runs.metrics import Curve, read_curves, read_metrics
 from mtrain.runs.results import Result, read_results
-from mtrain.runs.translations import Translations, read_best, read_samples
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A validation sentence and its translation."""
+
+    source: str
+    reference: str
+    translation: str
+
+
+@dataclass(frozen=True)
+class Translations:
+    """Translations at one step."""
+
+    step: int
+    sentences: list[Sentence]  # at least one
+
+
+_TRANSLATIONS = TypeAdapter(Translations)
 
 
 class RunRecords(NamedTuple):
@@ -61,7 +86,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
     curves = read_curves(lines)
     if not curves:
         raise UsageError(f"{folder}/metrics.jsonl: has no steps yet; train the run first")
-    samples, best = read_samples(folder / "samples.jsonl"), read_best(folder / "best_validation.json")
+    samples, best = _read_samples(folder / "samples.jsonl"), _read_best(folder / "best_validation.json")
     data = Path(str(config_section(config, "data").get("folder") or folder / "data"))
     findings = read_findings(data)
     try:
@@ -109,6 +134,41 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 def _repeated(folders: Sequence[Path]) -> Path:
     resolved = [folder.resolve() for folder in folders]
     return next(folder for folder in folders if resolved.count(folder.resolve()) > 1)
+
+
+def _read_samples(file: Path) -> list[Translations]:
+    """The translations of each validation, in the order of training. Damaged lines are left out, with a
+    warning."""
+    found, damaged = [], 0
+    with reading(file):
+        for line in read_lines(file):
+            record = _parsed(line)
+            if record is not None:
+                found.append(record)
+            elif line.strip():
+                damaged += 1
+    if damaged:
+        log.warning("%s: %d damaged line(s) are left out of the report", file, damaged)
+    return sorted(found, key=lambda record: record.step)
+
+
+def _read_best(file: Path) -> Translations | None:
+    """The translations of the validation set by the best model; None if they are missing or, with a warning,
+    if they are damaged."""
+    with reading(file):
+        record = _parsed(read_file(file))
+        if record is None:
+            log.warning("%s: damaged; it is left out of the report", file)
+        return record
+    return None
+
+
+def _parsed(text: bytes) -> Translations | None:
+    try:
+        record = _TRANSLATIONS.validate_json(text)
+    except ValueError:
+        return None
+    return record if record.sentences else None
 
 
 def _first_sources(data: Path) -> list[str]:
