@@ -5,6 +5,9 @@ for Neural Language Models", 2020, section 2.1); the gradient of each of the two
 product, so a step takes three times as many as its forward pass. Memory is counted tensor by tensor, as in
 Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.
 
+The model on the meta device cannot replace the formulas: it saves other tensors than on a GPU, because the
+meta device has no autocast and no fused attention, and its dropout masks are fp32.
+
 Symbols: see `mtrain.model`; F is the width of the feed-forward network.
 """
 
@@ -46,28 +49,18 @@ class Shape(NamedTuple):
 # ------------------------------------------------------------------------------------------------- parameters
 
 
-class Parameters(NamedTuple):
-    """Numbers of parameters. Tied embeddings count once."""
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """The number of parameters of each part of a model, and in total. Tied embeddings count once.
 
-    embeddings: int  # of both languages and of learned positions; with a tied output projection
-    encoder: int
-    decoder: int
-    projection: int  # to the vocabulary: its bias, and its weight unless tied
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(self)
-
-
-def count_parameters(config: ModelConfig) -> Parameters:
-    """The parameters of a model."""
-    counts = dict.fromkeys(Parameters._fields, 0)
+    The parts are the embeddings of both languages and of learned positions, with a tied output projection;
+    the encoder; the decoder; and the projection: its bias, and its weight unless tied.
+    """
+    counts = {"embeddings": 0, "encoder": 0, "decoder": 0, "projection": 0}
     parts = {"encoder": "encoder", "decoder": "decoder", "output": "projection", "classifier": "projection"}
     for name, parameter in model_without_weights(config).named_parameters():
         first = re.split("[._]", name)[0]  # of `encoder.0.norm.weight` or `encoder_norm.weight`, for example
         counts[parts.get(first, "embeddings")] += parameter.numel()
-    return Parameters(**counts)
+    return {**counts, "total": sum(counts.values())}
 
 
 def _linear_parameters(config: ModelConfig, attentions: int) -> int:

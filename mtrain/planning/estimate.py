@@ -130,8 +130,7 @@ class Estimator:
     @property
     def trained_parameters(self) -> int:
         """The number of parameters that `training.freeze` leaves."""
-        counts = self.parameters._asdict()
-        return sum(count for part, count in counts.items() if part not in self.recipe.freeze)
+        return self.parameters["total"] - sum(self.parameters[part] for part in {*self.recipe.freeze})
 
     # ------------------------------------------------------------------------------------------------- memory
 
@@ -144,7 +143,7 @@ class Estimator:
 
     def memory_of(self, shape: Shape) -> Memory:
         """Peak memory, with a micro-batch of a shape."""
-        workers, weights = self.device.workers, FP32 * self.parameters.total
+        workers, weights = self.device.workers, FP32 * self.parameters["total"]
         trained, loss = FP32 * self.trained_parameters, cost.loss_gradient_bytes(self.architecture, shape)
         workspace = cost.loss_workspace_bytes(self.architecture, shape, self.device)
         return Memory(

@@ -164,14 +164,13 @@ class _Planner:
             work = self._work(estimator, config)
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(work, self.devices, link, price) for link in links]
-        parameters = estimator.parameters
         resident = LIBRARIES + HEAP * memory.total
         return Plan(
             hardware=self.hardware.name,
             devices=self.devices,
             precision=estimator.device.precision,
             model={key: getattr(config.model, key) for key in SIZES},
-            parameters={**parameters._asdict(), "total": parameters.total},
+            parameters=estimator.parameters,
             epoch=estimator.epoch(),
             step=estimator.step(),
             memory=memory,

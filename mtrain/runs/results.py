@@ -1,5 +1,7 @@
-"""The scores of a run's best model on its test sets, recorded in `RUN/test_scores.json`, and in info.json and
-the card of the model."""
+"""The scores of a run's best model on its test sets.
+
+They are computed once, and recorded in `RUN/test_scores.json`, and in info.json and the card of the model.
+"""
 
 import json
 import logging

@@ -101,7 +101,7 @@ def test_frozen_parts_have_no_gradients_and_no_moments():
     trained, frozen = estimator().memory(), estimator({"freeze": ["embeddings", "encoder"]}).memory()
     assert frozen.weights == trained.weights == trained.gradients
     parameters = count_parameters(estimator().architecture)
-    assert frozen.gradients == 4 * parameters.decoder and frozen.optimizer == 2 * frozen.gradients
+    assert frozen.gradients == 4 * parameters["decoder"] and frozen.optimizer == 2 * frozen.gradients
 
 
 def test_other_pairs_may_be_as_long_as_is_possible():
