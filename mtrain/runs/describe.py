@@ -27,7 +27,7 @@ from mtrain.data.store.summary import Summary, inputs_of, read_summary
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_lines
 from mtrain.runs.json_records import read_record
-from mtrain.runs.metrics import read_validations
+from mtrain.runs.metrics import read_metrics, validation_scores
 
 
 def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
@@ -36,7 +36,7 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
     data, sentences = Path(config.data.folder or run_dir / "data"), None
     scores: list[Score] = []
     with suppress(OSError):
-        scores = read_validations(run_dir).get(step, [])
+        scores = validation_scores(read_metrics(run_dir)).get(step, [])
         sentences = _count_lines(data / VALIDATION)
     return new_info(
         name_of(run_dir),

@@ -1,7 +1,7 @@
 """The metrics that a run has recorded in `metrics.jsonl`: the scores of its validations, and its curves."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +39,11 @@ def read_metrics(run_dir: Path) -> Iterator[Record]:
                 yield record
 
 
-def read_validations(run_dir: Path) -> dict[int, list[Score]]:
-    """The scores of a run on its validation set by step, in the order of training."""
+def validation_scores(lines: Iterable[Record]) -> dict[int, list[Score]]:
+    """The scores of a run on its validation set by step, from the lines of metrics.jsonl."""
     validations: dict[int, list[Score]] = {}
-    for record in read_metrics(run_dir):
-        step, found = record["step"], record.get("validation")
+    for line in lines:
+        step, found = line["step"], line.get("validation")
         if isinstance(step, int) and 0 <= step < 2**63 and isinstance(found, dict):
             titles = {**_TITLES, "nll": "nll (nats/pair)"} if "auc" in found else _TITLES
             scores = (_validation_score(metric, title, found.get(metric)) for metric, title in titles.items())

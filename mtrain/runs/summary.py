@@ -18,23 +18,12 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.runs.describe import describe_run
 from mtrain.runs.json_records import read_record
 from mtrain.runs.limits import limit_reached
-from mtrain.runs.metrics import read_metrics, read_validations
+from mtrain.runs.metrics import read_metrics, validation_scores
 from mtrain.runs.results import described_scores, read_results
 from mtrain.storage.manifest import INFO, MANIFEST, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-# Keys of state.json, of which a run may lack some if an older version wrote it.
-_RECORDED = (
-    "step",
-    "epoch",
-    "stage_starts",
-    "target_tokens_seen",
-    "seconds",
-    "validations_without_improvement",
-)
 
 
 class Validation(BaseModel):
@@ -68,19 +57,19 @@ def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
     validated = index.get("validated")
     if isinstance(validated, dict) and validated.get("step") == state.get("step"):
         state |= validated  # the state was saved before the validation
-    recorded = {key: state[key] for key in _RECORDED if key in state}
     try:
-        progress = RunProgress.model_validate(recorded)
+        progress = RunProgress.model_validate(state)
     except ValidationError:  # a damaged state
         progress = RunProgress()
     progress.checkpoints = len(folders)
-    scores = read_validations(run_dir)
-    validations = {f"step-{step:08d}": Validation(step=step, scores=scores[step]) for step in scores}
+    lines = list(read_metrics(run_dir))
+    validations = {
+        f"step-{step:08d}": Validation(step=step, scores=scores)
+        for step, scores in validation_scores(lines).items()
+    }
     progress.best = validations.get(str(index.get("best")))
     progress.last = next(reversed(validations.values()), None)
-    for record in read_metrics(run_dir):
-        if isinstance(record["step"], int):
-            progress.logged_step = record["step"]
+    progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
     if recipe is not None and not state.get("validation_due"):  # the last validation may select another model
         progress.finished = limit_reached(recipe, progress)
     return progress
