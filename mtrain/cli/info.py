@@ -82,12 +82,7 @@ def _to_json(summary: "Summary") -> dict[str, Any]:
     values: dict[str, Any] = {"path": str(summary.path)}
     if summary.model is not None and summary.files is not None:
         model, files = summary.model, summary.files
-        described = model.info.model_dump(mode="json", exclude={"name"})
-        if model.info.export:
-            described["export"] = {
-                "format": model.info.export.format,
-                "quantization": model.info.export.quantization,
-            }
+        left_out: dict[str, Any] = {"name": True, "export": {"parameters", "config", "changed"}}
         values |= {
             "folder": str(model.folder),
             "name": model.name,
@@ -96,13 +91,12 @@ def _to_json(summary: "Summary") -> dict[str, Any]:
             "license": summary.license,
             "files": files._asdict(),
             "config": model.config.model_dump(mode="json"),
-            **described,
+            **model.info.model_dump(mode="json", exclude=left_out),
         }
     if summary.progress is not None:
-        recipe = (
-            summary.config.training.model_dump(mode="json", include={*_LIMITS}) if summary.config else None
-        )
-        values["progress"] = {**summary.progress.model_dump(mode="json"), "limits": recipe}
+        recipe = summary.config.training if summary.config else None
+        limits = recipe and recipe.model_dump(mode="json", include={*_LIMITS})
+        values["progress"] = {**summary.progress.model_dump(mode="json"), "limits": limits}
     return {**values, "notes": summary.notes}
 
 

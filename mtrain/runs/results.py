@@ -57,21 +57,18 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[Result]
     key = sha256_of_json(determined_by)
     record = _read(run_dir)
     if record is not None and record.key == key:
-        yield from record.sets
-        _describe_model(run_dir / "model", translator.fingerprint, record.sets)
-        return
-    sets = []
-    for test in tests:
-        metrics = make_metrics(("bleu", "chrf"), test.target_lang(translator.target_lang))
-        scores = evaluate_set(test, translator, metrics)
-        sets.append(Result(test.name, len(test.sources), scores))
-        yield sets[-1]
-    named = [
-        {"name": each.name, "sentences": each.sentences, "scores": [score._asdict() for score in each.scores]}
-        for each in sets
-    ]
-    write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
-    _describe_model(run_dir / "model", translator.fingerprint, sets)
+        results = record.sets
+        yield from results
+    else:
+        results = []
+        for test in tests:
+            metrics = make_metrics(("bleu", "chrf"), test.target_lang(translator.target_lang))
+            scores = evaluate_set(test, translator, metrics)
+            results.append(Result(test.name, len(test.sources), scores))
+            yield results[-1]
+        named = [{**each._asdict(), "scores": [s._asdict() for s in each.scores]} for each in results]
+        write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
+    _describe_model(run_dir / "model", translator.fingerprint, results)
 
 
 def _described(test: TestSet) -> Sequence[object]:
