@@ -167,7 +167,7 @@ def clean(
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
     from mtrain.data.preparing.inputs import check_corpora
-    from mtrain.data.reading.corpus_files import input_files
+    from mtrain.data.reading.files import input_files
 
     data = load_config(config, overrides(set_)).data
     check_corpora(data)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data import COMPRESSION
-from mtrain.data.reading.corpus_files import expand
+from mtrain.data.reading.files import expand
 from mtrain.data.reading.lines import open_blocks, read_lines
 from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import Side, with_languages

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus, name_of
-from mtrain.data.reading.corpus_files import files_by_pair, files_of
+from mtrain.data.reading.files import files_by_pair, files_of, toy_pairs
 from mtrain.data.reading.lines import Digests, LineBlocks, is_seekable, open_blocks
 from mtrain.data.reading.parquet import read_parquet
 from mtrain.data.reading.records import Column
-from mtrain.data.reading.toy import toy_pairs
 from mtrain.errors import DataError
 
 BLOCK = 10_000  # pairs that are read at a time

@@ -17,11 +17,10 @@ import numpy.typing as npt
 from mtrain.config.corpora import Corpus, HubCorpus, SacrebleuCorpus, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import RawBlock, load_dataset, read_blocks
-from mtrain.data.reading.corpus_files import files_of
+from mtrain.data.reading.files import files_of, toy_pairs
 from mtrain.data.reading.lines import Digests, decode_block, read_range
 from mtrain.data.reading.quotes import split_quoted
 from mtrain.data.reading.records import Column, ScoredPair, try_pair
-from mtrain.data.reading.toy import toy_pairs
 from mtrain.errors import DataError
 
 _SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe

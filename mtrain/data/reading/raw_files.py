@@ -9,8 +9,8 @@ from pathlib import Path
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data.reading.corpus import content_hash
-from mtrain.data.reading.corpus_files import existing_files, files_of
 from mtrain.data.reading.digests import read_digests, require_unchanged, stamps_of, write_digests
+from mtrain.data.reading.files import existing_files, files_of
 from mtrain.data.reading.lines import Digests
 
 

@@ -22,11 +22,11 @@ from make_toy_corpus import (
 )
 
 from mtrain.data import Pair
-from mtrain.data.reading.toy import FOLDER, Split, toy_pairs
+from mtrain.data.reading.files import TOY_FOLDER, ToySplit, toy_pairs
 
 sentences_of = cache(toy_sentences)
-HELD_OUT: tuple[Split, ...] = ("validation", "test")
-SPLITS: tuple[Split, ...] = ("train", *HELD_OUT)
+HELD_OUT: tuple[ToySplit, ...] = ("validation", "test")
+SPLITS: tuple[ToySplit, ...] = ("train", *HELD_OUT)
 SEEDS = [
     Pair("I like oranges.", "J'aime les oranges."),
     Pair("I don't like pineapples and oranges.", "Je n'aime pas les ananas et les oranges."),
@@ -56,7 +56,7 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"[\w'-]+|[.,?]", text))
 
 
-def triples(split: Split) -> set[Triple]:
+def triples(split: ToySplit) -> set[Triple]:
     return {triple for sentence in sentences_of(split) for triple in sentence.triples}
 
 
@@ -190,7 +190,7 @@ def test_sizes() -> None:
 def test_the_bundled_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     for split in SPLITS:
-        assert (tmp_path / f"{split}.tsv").read_bytes() == (FOLDER / f"{split}.tsv").read_bytes()
+        assert (tmp_path / f"{split}.tsv").read_bytes() == (TOY_FOLDER / f"{split}.tsv").read_bytes()
 
 
 def test_a_source_occurs_once_so_it_has_one_target() -> None:
@@ -199,14 +199,14 @@ def test_a_source_occurs_once_so_it_has_one_target() -> None:
 
 
 @pytest.mark.parametrize("pair", [("train", "validation"), ("train", "test"), ("validation", "test")])
-def test_splits_share_no_source_and_no_target(pair: tuple[Split, Split]) -> None:
+def test_splits_share_no_source_and_no_target(pair: tuple[ToySplit, ToySplit]) -> None:
     one, other = toy_pairs(pair[0]), toy_pairs(pair[1])
     assert {p.source for p in one}.isdisjoint(p.source for p in other)
     assert {p.target for p in one}.isdisjoint(p.target for p in other)
 
 
 @pytest.mark.parametrize("split", HELD_OUT)
-def test_each_held_out_sentence_holds_a_triple_that_training_lacks(split: Split) -> None:
+def test_each_held_out_sentence_holds_a_triple_that_training_lacks(split: ToySplit) -> None:
     trained = triples("train")
     assert all(set(sentence.triples) - trained for sentence in sentences_of(split))
 
@@ -232,14 +232,14 @@ def test_every_verb_and_noun_keeps_most_of_its_triples_in_training() -> None:
 
 
 @pytest.mark.parametrize("split", HELD_OUT)
-def test_training_has_every_word_of_the_held_out_sentences(split: Split) -> None:
+def test_training_has_every_word_of_the_held_out_sentences(split: ToySplit) -> None:
     for side in (0, 1):
         trained = {word for pair in toy_pairs("train") for word in words(pair[side])}
         assert not {word for pair in toy_pairs(split) for word in words(pair[side])} - trained
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_spacing_punctuation_and_french_contractions(split: Split) -> None:
+def test_spacing_punctuation_and_french_contractions(split: ToySplit) -> None:
     for source, target in toy_pairs(split):
         assert re.fullmatch(r"[A-Z][A-Za-z']*( [A-Za-z']+,?)* [A-Za-z]+[.?]", source)
         assert re.fullmatch(r"[A-Z][^.?]*[^.? ](\.| \?)", target)

@@ -23,9 +23,8 @@ from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.reading import line_bounds
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.corpus import content_hash, good_pairs, parse_block, read_corpus, read_pairs
-from mtrain.data.reading.corpus_files import files_of, further_references, place_of
+from mtrain.data.reading.files import files_of, further_references, place_of, toy_pairs
 from mtrain.data.reading.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
-from mtrain.data.reading.toy import toy_pairs
 from mtrain.errors import DataError
 from tests.support.corpora import corpus, read, text_pair, write
 

@@ -1,11 +1,14 @@
-"""The local files of a corpus. The name of a file of the config may be a pattern that matches several."""
+"""Finds the files of a corpus: by the patterns of the config, in the cache of sacreBLEU, or bundled."""
 
 import glob
+import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any, Literal
 
 from mtrain.config.corpora import (
     Corpus,
@@ -20,9 +23,13 @@ from mtrain.config.corpora import (
     name_of,
 )
 from mtrain.config.data import DataConfig
-from mtrain.data.reading.sacrebleu_sets import sacrebleu_files
+from mtrain.data import Pair
 from mtrain.errors import DataError
 
+log = logging.getLogger(__name__)
+
+TOY_FOLDER = Path(__file__).parents[1] / "toy"
+ToySplit = Literal["train", "validation", "test"]
 _WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")
 
 
@@ -130,3 +137,37 @@ def _wildcards(pattern: str, files: Sequence[Path]) -> list[tuple[str, ...]]:
     )
     found = [re.fullmatch(expression, str(file), re.DOTALL) for file in files]
     return [match.groups() for match in found if match] if all(found) else []
+
+
+@cache
+def sacrebleu_files(name: str, langs: str) -> list[Path]:
+    """The file of the sources of a test set, then that of each reference, with one sentence per line. They
+    are downloaded unless they are in sacreBLEU's folder.
+
+    Raises DataError if that fails, or if the test set has no reference.
+    """
+    from sacrebleu.dataset import DATASETS
+    from sacrebleu.utils import SACREBLEU_DIR
+
+    log.info("data: test set %s of sacreBLEU, cached in %s", name, SACREBLEU_DIR)
+    dataset: Any = DATASETS[name]
+    try:
+        references, source = dataset.get_reference_files(langs), dataset.get_source_file(langs)
+    except (Exception, SystemExit) as error:  # a wrong checksum ends in SystemExit
+        is_exit = isinstance(error, SystemExit)
+        reason = "sacreBLEU gave up; see its message above" if is_exit else " ".join(str(error).split())
+        raise DataError(
+            f"{name}: cannot download the test set: {reason}; run "
+            f"`sacrebleu -t {name} -l {langs} --echo src` on a machine with a network, and copy its folder "
+            f"~/.sacrebleu to {SACREBLEU_DIR} on this machine"
+        ) from None
+    if not references:
+        raise DataError(f"{name}: this test set has no reference for {langs}; choose another one")
+    return [Path(source), *map(Path, references)]
+
+
+def toy_pairs(split: ToySplit) -> list[Pair]:
+    """The sentence pairs of a split of the bundled toy corpus, English to French: 5,000 for training, 300 for
+    validation and 300 for test. `scripts/make_toy_corpus.py` generates the corpus and describes it."""
+    text = (TOY_FOLDER / f"{split}.tsv").read_text(encoding="utf-8")
+    return [Pair(*line.split("\t")) for line in text.splitlines()]
