@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import parse_block
 from mtrain.data.reading.files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
+from mtrain.data.reading.parse import parse_block
 from mtrain.data.scanning.block_check import usable_pairs
 from mtrain.errors import DataError
 from mtrain.inspection.choose_sides import Side, Sides

@@ -13,7 +13,7 @@ from mtrain.config.data import DataConfig
 from mtrain.config.filters import RULES
 from mtrain.config.languages import Direction
 from mtrain.data.pairs.rules import Pairs, Rule, make_rules
-from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.parse import Block
 from mtrain.data.text.hashes import Hashes, hash_pairs, hash_texts
 
 REASONS = ("bad", "empty", *RULES)  # bad: unreadable; empty: a side is blank

@@ -13,7 +13,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.pairs.filters import REASONS, Codes, rows_of
 from mtrain.data.reading.blocks import RawBlock
-from mtrain.data.reading.corpus import Block, parse_block, refuse_unless_skipped
+from mtrain.data.reading.parse import Block, parse_block, refuse_unless_skipped
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 

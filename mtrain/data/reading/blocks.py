@@ -13,10 +13,10 @@ from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, T
 from mtrain.data.reading.files import files_by_pair, files_of, toy_pairs
 from mtrain.data.reading.lines import Digests, LineBlocks, is_seekable, open_blocks
 from mtrain.data.reading.parquet import read_parquet
-from mtrain.data.reading.records import Column
 from mtrain.errors import DataError
 
 BLOCK = 10_000  # pairs that are read at a time
+Column = int | str  # a column of TSV, from 0, or a field of JSONL and tables
 
 
 class RawPosition(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.parse import Block
 from mtrain.data.reading.quotes import count_signs
 from mtrain.data.scanning.shifts import Shift, find_shifts
 from mtrain.data.text.hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts

@@ -3,9 +3,8 @@
 from typing import Any
 
 from mtrain.config.corpora import Corpus
-from mtrain.data.reading.blocks import START, RawBlock
-from mtrain.data.reading.corpus import Block, parse_block
-from mtrain.data.reading.records import Column
+from mtrain.data.reading.blocks import START, Column, RawBlock
+from mtrain.data.reading.parse import Block, parse_block
 from mtrain.errors import DataError
 from mtrain.worker_messages import Message
 

@@ -11,7 +11,7 @@ from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data.pairs.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
 from mtrain.data.reading.blocks import RawBlock
-from mtrain.data.reading.corpus import Block, parse_block, refuse_unless_skipped
+from mtrain.data.reading.parse import Block, parse_block, refuse_unless_skipped
 from mtrain.data.scanning.block_check import BlockCheck, BlockFindings, PairHashes
 from mtrain.data.scanning.block_messages import pack_block, unpack_block
 from mtrain.data.scanning.samples import BlockSample, Candidate, draw_candidates, sample_block

@@ -19,8 +19,8 @@ from mtrain.config.languages import scripts_of_language
 from mtrain.data import Pair
 from mtrain.data.pairs.duplicates import DuplicateCounter
 from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import Block, parse_block
 from mtrain.data.reading.lines import Digests
+from mtrain.data.reading.parse import Block, parse_block
 from mtrain.data.reading.quotes import count_signs, show_csv
 from mtrain.data.scanning.block_check import (
     KINDS,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data import Pair
-from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.parse import Block
 from mtrain.data.store.shards import hash_numbers
 from mtrain.storage.temporary import TemporaryStream
 

@@ -16,9 +16,9 @@ from mtrain.config.filters import RULES
 from mtrain.data import COMPRESSION, Pair
 from mtrain.data.pairs.rejections import RejectionRecorder, Rejections
 from mtrain.data.reading.blocks import BLOCK, RawBlock, read_blocks
-from mtrain.data.reading.corpus import Block, parse_block
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.parse import Block, parse_block
 from mtrain.data.scanning.block_check import usable_pairs
 from mtrain.data.scanning.block_scan import BlockScanner, ScanTask, scan_all
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings

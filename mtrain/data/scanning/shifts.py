@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.parse import Block
 
 _WINDOW = 250  # pairs, or fewer in a small corpus
 _FEWEST = 20  # pairs

@@ -13,7 +13,7 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner
 from mtrain.data.preparing.inputs import describe_data
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.rewriting.augment import Side, with_cases
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import find_data_folder, shared_tokenizer

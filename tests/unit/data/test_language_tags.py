@@ -15,7 +15,7 @@ from mtrain.config.schema import Config
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.report import check_data
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError
 from mtrain.training.setup.lengths import TrainingLengths

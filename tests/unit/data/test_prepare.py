@@ -22,8 +22,7 @@ from mtrain import processes
 from mtrain.data import Pair
 from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing import writer as shard_writer
-from mtrain.data.reading.digests import read_digests, stamps_of, write_digests
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles, read_digests, stamps_of, write_digests
 from mtrain.data.rewriting import resegment, rewrite
 from mtrain.data.rewriting.throttle import CancelledError, Pace
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates

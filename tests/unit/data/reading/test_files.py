@@ -14,7 +14,7 @@ import pytest
 from sacrebleu.dataset import DATASETS
 
 from mtrain.config.corpora import ToyCorpus
-from mtrain.data.reading.corpus import content_hash
+from mtrain.data.reading.digests import content_hash
 from mtrain.data.reading.files import ToySplit, toy_pairs
 
 # sacreBLEU opens this file, which it would have downloaded, for WMT22.
@@ -28,7 +28,7 @@ XML = """<?xml version="1.0"?>
 READ = """
 import json, sys
 from mtrain.config.corpora import SacrebleuCorpus
-from mtrain.data.reading.corpus import read_corpus
+from mtrain.data.reading.parse import read_corpus
 from mtrain.data.reading.files import files_of, further_references
 from mtrain.errors import DataError
 corpus = SacrebleuCorpus(sacrebleu=sys.argv[1], langs=sys.argv[2])

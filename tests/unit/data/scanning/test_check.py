@@ -15,8 +15,8 @@ from mtrain.config.corpora import Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.filters import Filters
 from mtrain.config.load import Config
 from mtrain.data.preparing.report import check_data, format_report, list_warnings
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import toy_pairs
-from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning import check
 from mtrain.data.scanning.check import Counts, Leak
 from mtrain.data.scanning.scanner import CorpusScanner

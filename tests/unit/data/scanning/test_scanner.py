@@ -15,8 +15,8 @@ from mtrain import progress_bar
 from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair
 from mtrain.data.preparing.report import check_data
-from mtrain.data.reading.corpus import content_hash, read_corpus
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.blocks import read_blocks
+from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning import samples
 from mtrain.data.scanning import scanner as scan
 from mtrain.data.scanning.check import Counts
@@ -130,9 +130,9 @@ def test_hashes_computed_while_reading_equal_those_of_the_files(tmp_path: Path, 
 
 def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
     digests: dict[Path, bytes] = {}
-    items = read_corpus(corpus(**write(tmp_path / "t.tsv", TOY)), digests)
-    next(items)
-    items.close()
+    blocks = read_blocks(corpus(**write(tmp_path / "t.tsv", TOY)), digests, size=100)
+    next(blocks)
+    blocks.close()
     assert digests == {}
 
 
