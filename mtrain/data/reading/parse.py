@@ -16,7 +16,8 @@ import numpy.typing as npt
 from mtrain.config.corpora import Corpus, FieldsCorpus, SacrebleuCorpus, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import Column, RawBlock, read_blocks
-from mtrain.data.reading.lines import decode_block, read_range
+from mtrain.data.reading.line_blocks import read_range
+from mtrain.data.reading.lines import decode_block
 from mtrain.data.reading.quotes import split_quoted
 from mtrain.errors import DataError
 
