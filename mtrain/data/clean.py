@@ -8,7 +8,7 @@ from typing import IO
 
 from mtrain.config.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.data import DataConfig
-from mtrain.data.pairs.filters import REASONS, Codes
+from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.preparing.encode_folder import format_counts
 from mtrain.data.reading.blocks import RawBlock, read_blocks
 from mtrain.data.reading.digests import RawFiles

@@ -11,7 +11,7 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.pairs.filters import REASONS, Codes, rows_of
+from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.parse import Block, parse_block, refuse_unless_skipped
 from mtrain.tokenizer.rows import Ids, Indices, Rows
@@ -72,7 +72,7 @@ class Encoder:
             refuse_unless_skipped(error, self._data.bad_lines)
         total, rejected = len(block.sources) + len(block.errors), dict[str, int]()
         if codes is not None:
-            codes = codes[rows_of(block)]
+            codes = codes[block.indices]
             block = block.select(codes == 0)
             counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
             rejected = dict(zip(REASONS, counts, strict=True))

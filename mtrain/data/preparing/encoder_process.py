@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from safetensors.numpy import load, save
 
-from mtrain.data.pairs.filters import Codes
+from mtrain.data.pairs.rejections import Codes
 from mtrain.data.preparing.encoder import EncodedBlock, Encoder
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.scanning.block_messages import pack_block, unpack_block

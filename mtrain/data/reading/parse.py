@@ -45,9 +45,10 @@ class Block(NamedTuple):
     scores: Sequence[float] = ()  # of the readable pairs, if they were asked for
 
     @property
-    def first(self) -> int:
-        """The number of the first pair, if none was left out."""
-        return min((*self.numbers[:1], *islice(self.errors, 1)))
+    def indices(self) -> npt.NDArray[np.int64]:
+        """The indices of the readable pairs among all pairs of the block, if none was left out."""
+        first = min((*self.numbers[:1], *islice(self.errors, 1)))
+        return np.asarray(self.numbers, np.int64) - first
 
     def select(self, kept: Sequence[bool] | npt.NDArray[np.bool_]) -> "Block":
         """The block with some of its readable pairs; `kept` says which."""

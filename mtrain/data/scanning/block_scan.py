@@ -9,7 +9,8 @@ from safetensors.numpy import load, save
 
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
-from mtrain.data.pairs.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
+from mtrain.data.pairs.filters import BlockFilter, FilteredBlock
+from mtrain.data.pairs.rejections import EMPTY
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.parse import Block, parse_block, refuse_unless_skipped
 from mtrain.data.scanning.block_check import BlockCheck, BlockFindings, PairHashes
@@ -70,7 +71,7 @@ class BlockScanner:
         unfiltered, filtered = block, None
         if self._filter:
             filtered = self._filter.apply(block, corpus)
-            codes = filtered.codes[rows_of(block)]
+            codes = filtered.codes[block.indices]
             block = block.select((codes == 0) | (codes == EMPTY))
         return ScannedBlock(
             len(unfiltered.sources),

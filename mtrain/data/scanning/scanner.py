@@ -14,7 +14,8 @@ from pathlib import Path
 from mtrain.config.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
 from mtrain.config.filters import RULES
 from mtrain.data import COMPRESSION, Pair
-from mtrain.data.pairs.rejections import RejectionRecorder, Rejections
+from mtrain.data.pairs.filters import RejectionRecorder
+from mtrain.data.pairs.rejections import Rejections
 from mtrain.data.reading.blocks import BLOCK, RawBlock, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
