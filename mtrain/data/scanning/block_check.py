@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from mtrain.data.reading.parse import Block
 from mtrain.data.reading.quotes import count_signs
+from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
 from mtrain.data.scanning.shifts import Shift, find_shifts
-from mtrain.data.text.hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
+from mtrain.data.text.hashes import common
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -24,18 +25,15 @@ _TEXTS = 200  # of each block, to identify the languages
 _LONGEST = 500  # characters of each
 _PARTS = 4  # of a block
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
-_NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
-Part = tuple[str, str, list[str], list[str]]  # first and last place, and some sources and targets between
+class Excerpt(NamedTuple):
+    """Some of the pairs of a part of a block."""
 
-
-class PairHashes(NamedTuple):
-    """Hashes of pairs, of their sources, and of their normalized sources."""
-
-    pairs: Hashes
-    sources: Hashes
-    normalized: Hashes
+    first: str  # location, as file:line
+    last: str
+    sources: list[str]  # shortened
+    targets: list[str]
 
 
 class BlockFindings(NamedTuple):
@@ -49,7 +47,7 @@ class BlockFindings(NamedTuple):
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     shifts: list[Shift]
-    parts: list[Part]
+    excerpts: list[Excerpt]
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that are among those of the validation and test sets
@@ -90,7 +88,7 @@ class BlockCheck:
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
             find_shifts(unfiltered),
-            [*_parts_of(block)],
+            [*_excerpts_of(block)],
             count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
             hashes,
             overlap,
@@ -101,7 +99,7 @@ class BlockCheck:
         hashes = hash_all(sources, targets, needs_normalized)
         overlap = PairHashes(*map(common, hashes, self.evaluation_hashes))
         if not self.keep_source_hashes:
-            hashes = PairHashes(hashes.pairs, _NO_HASHES, _NO_HASHES)
+            hashes = PairHashes(hashes.pairs, NO_HASHES, NO_HASHES)
         return hashes, overlap
 
     def _suspicious(self, block: Block, corpus: int, extreme: list[int]) -> dict[str, tuple[int, list[str]]]:
@@ -132,26 +130,19 @@ def _sample(texts: list[str], most: int) -> list[str]:
     return texts[:: len(texts) // most + 1]
 
 
-def _parts_of(block: Block) -> Iterator[Part]:
+def _excerpts_of(block: Block) -> Iterator[Excerpt]:
     step = len(block.sources) // _TEXTS + 1
     for start in range(0, len(block.sources), step * (_TEXTS // _PARTS)):
         part = slice(start, start + step * (_TEXTS // _PARTS), step)
         numbers = block.numbers[part]
         first, last = block.place_of(numbers[0]), block.place_of(numbers[-1])
         sources, targets = ([text[:_LONGEST] for text in side[part]] for side in block[:2])
-        yield first, last, sources, targets
+        yield Excerpt(first, last, sources, targets)
 
 
 def first_errors(block: Block) -> list[str]:
     """The errors of the first unreadable pairs of a block."""
     return [*map(str, islice(block.errors.values(), PLACES))]
-
-
-def hash_all(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> PairHashes:
-    """The hashes of some pairs; optionally without the hashes of normalized sources."""
-    exact = hash_texts(sources)
-    pairs = hash_pairs(exact, hash_texts(targets))
-    return PairHashes(pairs, exact, hash_normalized(sources) if normalized else _NO_HASHES)
 
 
 def count_words(texts: Sequence[str]) -> list[int]:

@@ -13,8 +13,9 @@ from mtrain.data.pairs.filters import BlockFilter, FilteredBlock
 from mtrain.data.pairs.rejections import EMPTY
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.parse import Block, parse_block, refuse_unless_skipped
-from mtrain.data.scanning.block_check import BlockCheck, BlockFindings, PairHashes
+from mtrain.data.scanning.block_check import BlockCheck, BlockFindings
 from mtrain.data.scanning.block_messages import pack_block, unpack_block
+from mtrain.data.scanning.leaks import PairHashes
 from mtrain.data.scanning.samples import BlockSample, Candidate, draw_candidates, sample_block
 from mtrain.data.scanning.shifts import Shift
 from mtrain.processes import Job, map_tasks

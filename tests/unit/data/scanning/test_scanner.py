@@ -19,7 +19,7 @@ from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning import samples
 from mtrain.data.scanning import scanner as scan
-from mtrain.data.scanning.check import Counts
+from mtrain.data.scanning.check import PairCounts
 from mtrain.data.scanning.samples import TextSample, sample_block
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, StorageError
@@ -202,7 +202,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
         )
     assert results[0] == results[1]
     findings = results[0][2]
-    assert findings.sets["train"] == Counts(usable=664, empty=1, bad=24) and findings.duplicates > 300
+    assert findings.sets["train"] == PairCounts(usable=664, empty=1, bad=24) and findings.duplicates > 300
     assert findings.leaks["news"].sources == 300
     assert findings.suspicious["a copied source"].places[0] == f"{tmp_path / 'part-2.tsv'}:302"
     assert all(suspicious.count for suspicious in findings.suspicious.values())
