@@ -67,7 +67,7 @@ def clean(
         for index, corpus in enumerate(data.train):
             for raw in read_blocks(corpus):
                 codes = rejections.of_pairs(index, raw.first, raw.end.first)
-                _write(raw, corpus, codes, (out, rejected), result)
+                _write(raw, corpus, codes, out, rejected, result)
                 progress.add(len(codes))
     scanner.files.require_unchanged(data.train)
     _log(result)
@@ -91,10 +91,9 @@ def _log(result: Cleaned) -> None:
 
 
 def _write(
-    raw: RawBlock, corpus: Corpus, codes: Codes, files: tuple[IO[str], IO[str] | None], result: Cleaned
+    raw: RawBlock, corpus: Corpus, codes: Codes, out: IO[str], rejected: IO[str] | None, result: Cleaned
 ) -> None:
-    """Write the pairs of a block."""
-    out, rejected = files
+    """Write the pairs of a block, and count and show what becomes of them in `result`."""
     lines, replaced = _lines_of(raw, corpus)
     result.replaced += sum(replaced if rejected is not None else compress(replaced, codes == 0))
     out.write("\n".join([*compress(lines, codes == 0), ""]))

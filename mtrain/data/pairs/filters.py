@@ -5,7 +5,7 @@ The result, see `Rejections`, is a code for each pair.
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -111,31 +111,31 @@ class BlockFilter:
 class RejectionRecorder:
     """Collects the results of filtering all blocks of the training corpora, in order."""
 
-    def __init__(self, folder: Path | None = None):
+    def __init__(self, data: DataConfig, folder: Path | None = None):
         """Temporary files are written to `folder`: a byte for each pair, and 8 more to find duplicates.
         Raises StorageError, as the other methods do."""
+        self._corpora = data.train
+        self._sizes = [0] * len(data.train)  # pairs in each corpus
         self._codes, self._keys = TemporaryStream(folder), TemporaryStream(folder)
-        self._sizes: list[int] = []
 
     def add(self, corpus: int, block: FilteredBlock) -> None:
         """Add the next block, which is of corpus number `corpus` (from 0)."""
-        self._sizes += [0] * (corpus + 1 - len(self._sizes))
         self._sizes[corpus] += len(block.codes)
         self._codes.write(block.codes.tobytes())
         self._keys.write(block.keys.tobytes())
 
-    def finish(self, corpora: int, unfiltered: Collection[int]) -> Rejections:
-        """Find duplicates among the pairs that are not rejected yet, and return all codes. Duplicates in
-        `unfiltered` corpora are kept."""
-        sizes = self._sizes + [0] * (corpora - len(self._sizes))
+    def finish(self) -> Rejections:
+        """Find duplicates among the pairs that are not rejected yet, and return all codes. Duplicates are
+        kept in corpora with `filters: off`."""
+        unfiltered = [i for i, corpus in enumerate(self._corpora) if corpus.filters == "off"]
         codes: Codes = self._codes.as_array(np.uint8)
         keys: Hashes = self._keys.as_array(np.uint64)
-        ends = list(accumulate(sizes))
+        ends = list(accumulate(self._sizes))
         if len(keys):
             for indices in find_repeated(keys, codes):
                 corpus_of = np.searchsorted(ends, indices, side="right")
-                codes[indices[~np.isin(corpus_of, list(unfiltered))]] = DUPLICATE
-        return Rejections(codes, sizes)
+                codes[indices[~np.isin(corpus_of, unfiltered)]] = DUPLICATE
+        return Rejections(codes, self._sizes)
 
 
 def make_rules(filters: Filters, languages: tuple[str, str]) -> dict[str, Rule]:

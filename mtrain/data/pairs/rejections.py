@@ -44,19 +44,16 @@ class Rejections(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """The arguments of `read_rejections` that identify these codes, for JSON."""
-        return {"sizes": list(self.sizes), "sha256": self._digest()}
+        digest = hashlib.sha256()
+        for chunk in self._chunks():
+            digest.update(chunk.data)
+        return {"sizes": list(self.sizes), "sha256": digest.hexdigest()}
 
     def write(self, folder: Path) -> None:
         """Write the codes to a data folder. Raises StorageError."""
         with replacing(folder / REJECTIONS) as temporary, temporary.open("wb") as out:
             for chunk in self._chunks():
                 out.write(chunk.data)
-
-    def _digest(self) -> str:
-        digest = hashlib.sha256()
-        for chunk in self._chunks():
-            digest.update(chunk.data)
-        return digest.hexdigest()
 
     def _chunks(self) -> Iterator[Codes]:
         return (self.codes[start : start + _CHUNK] for start in range(0, len(self.codes), _CHUNK))

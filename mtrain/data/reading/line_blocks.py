@@ -22,7 +22,9 @@ class LineBlocks:
     ):
         """`stream` has the contents of the file after the given number of lines and bytes. With `records`,
         blank lines at the end of the file do not count, as in TSV and JSONL."""
-        self._path, self._stream, self._rest, self._records = path, stream, b"", records
+        self._path, self._stream = path, stream
+        self._records = records
+        self._rest = b""  # what was read, but not returned yet
         self._is_in_line = False  # whether what was read ends inside a line
         self.lines, self.offset = lines, offset  # read so far, in lines and bytes
 

@@ -39,7 +39,8 @@ class _HashingReader(io.RawIOBase):
     """Hashes the bytes of an unbuffered file while they are read, if wanted."""
 
     def __init__(self, file: io.FileIO, wanted: bool):
-        self._file, self._wanted, self.hash = file, wanted, hashlib.sha256()
+        self._file, self._wanted = file, wanted
+        self.hash = hashlib.sha256()
 
     def readable(self) -> bool:
         return True

@@ -28,13 +28,11 @@ class ParquetBlock(NamedTuple):
 
 def count_rows(files: Iterable[Path]) -> int:
     """The number of rows in some files. Raises DataError if one is missing or unreadable."""
-    return sum(map(_count_rows, files))
-
-
-def _count_rows(path: Path) -> int:
-    with _opened(path) as file:
-        count: int = file.metadata.num_rows
-        return count
+    count = 0
+    for path in files:
+        with _opened(path) as file:
+            count += file.metadata.num_rows
+    return count
 
 
 def read_parquet(
@@ -86,20 +84,14 @@ def _read_rows(
     return islice(chain.from_iterable(map(_to_rows, batches())), skipped - before, None)
 
 
-def _to_rows(batch: pa.RecordBatch) -> Iterable[Row]:
+def _to_rows(batch: pa.RecordBatch) -> list[Row]:
     try:
         rows: list[Row] = batch.to_pylist()
         return rows
-    except UnicodeDecodeError:
-        return [_to_row(batch.slice(number, 1)) for number in range(len(batch))]
-
-
-def _to_row(batch: pa.RecordBatch) -> Row:
-    try:
-        row: Row = batch.to_pylist()[0]
-        return row
     except UnicodeDecodeError as error:
-        return error
+        if len(batch) == 1:
+            return [error]
+        return [row for number in range(len(batch)) for row in _to_rows(batch.slice(number, 1))]
 
 
 def _end_of(group: pq.RowGroupMetaData) -> int:

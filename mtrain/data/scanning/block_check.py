@@ -71,7 +71,8 @@ class BlockCheck:
     def check(self, block: Block, corpus: int, unfiltered: Block) -> BlockFindings:
         """Check a block of corpus number `corpus` (from 0). `unfiltered` also has the pairs that filters
         leave out: shifts can only be found in consecutive pairs."""
-        bad, unreadable, total = len(block.errors), first_errors(block), len(block.sources)
+        bad, unreadable = len(block.errors), first_errors(block)
+        readable = len(block.sources)
         block = usable_pairs(block)
         sources, targets = block.sources, block.targets
         hashes, overlap = self._hash(sources, targets)
@@ -81,7 +82,7 @@ class BlockCheck:
         extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
         return BlockFindings(
             len(sources),
-            total - len(sources),
+            readable - len(sources),
             bad,
             unreadable,
             lengths,

@@ -16,7 +16,7 @@ from mtrain.data.reading.parse import Block, parse_block, refuse_unless_skipped
 from mtrain.data.scanning.block_check import BlockCheck, BlockFindings
 from mtrain.data.scanning.block_messages import pack_block, unpack_block
 from mtrain.data.scanning.leaks import PairHashes
-from mtrain.data.scanning.samples import BlockSample, Candidate, draw_candidates, sample_block
+from mtrain.data.scanning.samples import BlockSample, HoldoutCandidate, draw_candidates, sample_block
 from mtrain.data.scanning.shifts import Shift
 from mtrain.processes import Job, map_tasks
 from mtrain.worker_messages import Answer, Message, Receive
@@ -39,7 +39,7 @@ class ScannedBlock(NamedTuple):
 
     pairs: int  # readable pairs
     sample: BlockSample
-    candidates: list[Candidate]  # to be held out
+    candidates: list[HoldoutCandidate]  # to be held out
     findings: BlockFindings | None
     filtered: FilteredBlock | None  # samples, candidates and findings are of the pairs that are kept
 
@@ -157,7 +157,7 @@ def _unpack(answer: Message) -> ScannedBlock:
         found["shifts"] = [Shift(*shift) for shift in found["shifts"]]
         columns = [arrays[name] for name in _COLUMNS]
         findings = BlockFindings(**found, hashes=PairHashes(*columns[:3]), overlap=PairHashes(*columns[3:]))
-    candidates = [Candidate(*each) for each in header["candidates"]]
+    candidates = [HoldoutCandidate(*each) for each in header["candidates"]]
     return ScannedBlock(
         header["pairs"],
         BlockSample(arrays["random_numbers"], arrays["sizes"], (source, target)),
