@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
-from mtrain.config.filters import Filters
+from mtrain.config.filters import RULES, Filters
 from mtrain.config.languages import has_spaces, scripts_of_language
 from mtrain.data.pairs.duplicates import find_repeated
 from mtrain.data.pairs.rejections import BAD, DUPLICATE, EMPTY, REASONS, Codes, Rejections
@@ -48,8 +48,64 @@ class MeasuredPairs:
         """The sizes of sources and targets."""
         return measure(self.sides[0]), measure(self.sides[1])
 
+    def which(self, is_wrong: Callable[[str, str], bool], indices: Indices) -> Mask:
+        """Whether the source and the target of each of the pairs at some indices are wrong."""
+        sources, targets = self.sides
+        found = (is_wrong(sources[i], targets[i]) for i in indices.tolist())
+        return np.fromiter(found, np.bool_, len(indices))
 
-Rule = Callable[[MeasuredPairs, Indices], Mask]  # which of the pairs at some indices break the rule
+
+class Rules:
+    """The rules of `data.filters` that judge a pair by itself, for the corpora of one direction."""
+
+    def __init__(self, filters: Filters, languages: tuple[str, str]):
+        """`languages` are the codes of source and target. Raises UsageError if a package is not installed, or
+        does not know a language."""
+        values = {name: getattr(filters, name) for name in RULES if name != "duplicates"}
+        # Those that are on, in the order in which they are applied.
+        self.bounds = {name: value for name, value in values.items() if value not in (None, False, "off")}
+        self._spaced = [side for side, language in enumerate(languages) if has_spaces(language)]
+        if "script" in self.bounds:
+            self._scripts = [ScriptFilter(*scripts_of_language(language)) for language in languages]
+        if "language" in self.bounds:
+            self._languages = [*map(LanguageFilter, languages)]
+
+    def broken(self, rule: str, pairs: MeasuredPairs, indices: Indices) -> Mask:
+        """Which of the pairs at some indices break a rule."""
+        bound: Any = self.bounds[rule]
+        match rule:
+            case "min_words":
+                masks = [pairs.sizes[side].words < bound for side in self._spaced]
+            case "max_words":
+                masks = [pairs.sizes[side].words > bound for side in self._spaced]
+            case "max_word_length":
+                masks = [pairs.sizes[side].longest_word > bound for side in self._spaced]
+            case "max_ratio":
+                source, target = (sizes.characters for sizes in pairs.sizes)
+                masks = [np.maximum(source, target) > bound * np.minimum(source, target)]
+            case "min_alphabetic":
+                masks = [sizes.letters / np.maximum(sizes.visible, 1) < bound for sizes in pairs.sizes]
+            case "min_score":
+                masks = [~(np.asarray(pairs.scores) >= bound.value)]
+            case "script":
+                sides = zip(self._scripts, pairs.sides, strict=True)
+                return np.isin(indices, [i for script, texts in sides for i in script.unexpected(texts)])
+            case "same_numbers":
+                with_digits = indices[(pairs.sizes[0].has_digits | pairs.sizes[1].has_digits)[indices]]
+                return np.isin(indices, with_digits[pairs.which(have_other_numbers, with_digits)])
+            case "same_urls":
+                return pairs.which(lambda source, target: urls_of(source) != urls_of(target), indices)
+            case "copied":
+                return pairs.which(is_copied, indices)
+            case _:  # language
+                return pairs.which(self._is_in_other_language, indices)
+        found = np.zeros(len(indices), np.bool_)
+        for mask in masks:
+            found |= mask[indices]
+        return found
+
+    def _is_in_other_language(self, source: str, target: str) -> bool:
+        return self._languages[0].is_other(source) or self._languages[1].is_other(target)
 
 
 class FilteredBlock(NamedTuple):
@@ -66,9 +122,9 @@ class BlockFilter:
         """`data.filters` must be given. Raises UsageError if a rule cannot be applied."""
         assert data.filters is not None
         directions = [data.direction_of(corpus) for corpus in data.train if corpus.filters != "off"]
-        rules = {each: make_rules(data.filters, each) for each in dict.fromkeys(directions)}
+        rules = {each: Rules(data.filters, each) for each in dict.fromkeys(directions)}
         self._rules = [  # of each corpus
-            {} if corpus.filters == "off" else rules[data.direction_of(corpus)] for corpus in data.train
+            None if corpus.filters == "off" else rules[data.direction_of(corpus)] for corpus in data.train
         ]
         self._duplicates = data.filters.duplicates
         self._directions = np.zeros(len(data.train), np.uint64)  # a hash of that of each corpus
@@ -86,7 +142,7 @@ class BlockFilter:
             keys[readable] = self._hash(block) ^ self._directions[corpus]
         return FilteredBlock(codes, keys)
 
-    def _judge(self, block: Block, rules: dict[str, Rule]) -> Codes:
+    def _judge(self, block: Block, rules: Rules | None) -> Codes:
         """The codes of the readable pairs."""
         both = zip(block.sources, block.targets, strict=True)
         has_text = [bool(source.strip() and target.strip()) for source, target in both]
@@ -96,10 +152,11 @@ class BlockFilter:
             block = block.select(has_text)
         pairs = MeasuredPairs(block.sources, block.targets, block.scores)
         indices = np.arange(len(filled))
-        for name, rule in rules.items():
-            rejected = rule(pairs, indices)
-            codes[filled[indices[rejected]]] = REASONS.index(name) + 1
-            indices = indices[~rejected]
+        if rules is not None:
+            for name in rules.bounds:
+                rejected = rules.broken(name, pairs, indices)
+                codes[filled[indices[rejected]]] = REASONS.index(name) + 1
+                indices = indices[~rejected]
         return codes
 
     def _hash(self, block: Block) -> Hashes:
@@ -138,92 +195,6 @@ class RejectionRecorder:
         return Rejections(codes, self._sizes)
 
 
-def make_rules(filters: Filters, languages: tuple[str, str]) -> dict[str, Rule]:
-    """The rules that are on, by name, in the order in which they are applied. `languages` are the codes of
-    source and target. Raises UsageError if a package is not installed, or does not know a language."""
-    spaced = [side for side, language in enumerate(languages) if has_spaces(language)]
-    makers: dict[str, Callable[..., Rule]] = {
-        "min_words": lambda bound: _any_side(spaced, lambda sizes: sizes.words < bound),
-        "max_words": lambda bound: _any_side(spaced, lambda sizes: sizes.words > bound),
-        "max_word_length": lambda bound: _any_side(spaced, lambda sizes: sizes.longest_word > bound),
-        "max_ratio": _has_larger_ratio,
-        "min_alphabetic": lambda share: _any_side((0, 1), lambda side: _share_of_letters(side) < share),
-        "script": lambda _: _has_other_script(languages),
-        "copied": lambda _: _of_texts(is_copied),
-        "same_numbers": lambda _: _has_other_numbers,
-        "same_urls": lambda _: _of_texts(lambda source, target: urls_of(source) != urls_of(target)),
-        "min_score": lambda score: lambda pairs, indices: ~(np.asarray(pairs.scores)[indices] >= score.value),
-        "language": lambda _: _has_other_language(languages),
-    }
-    values = {name: getattr(filters, name) for name in makers}
-    return {name: makers[name](value) for name, value in values.items() if value not in (None, False, "off")}
-
-
-def _any_side(sides: Sequence[int], is_wrong: Callable[[TextSizes], Mask]) -> Rule:
-    """A rule about the sizes of each of some sides."""
-
-    def rule(pairs: MeasuredPairs, indices: Indices) -> Mask:
-        found = np.zeros(len(indices), np.bool_)
-        for side in sides:
-            found |= is_wrong(pairs.sizes[side])[indices]
-        return found
-
-    return rule
-
-
-def _share_of_letters(sizes: TextSizes) -> npt.NDArray[np.float64]:
-    shares: npt.NDArray[np.float64] = sizes.letters / np.maximum(sizes.visible, 1)
-    return shares
-
-
-def _of_texts(is_wrong: Callable[[str, str], bool]) -> Rule:
-    """A rule about source and target."""
-
-    def rule(pairs: MeasuredPairs, indices: Indices) -> Mask:
-        sources, targets = pairs.sides
-        return np.fromiter(
-            (is_wrong(sources[i], targets[i]) for i in indices.tolist()), np.bool_, len(indices)
-        )
-
-    return rule
-
-
-def _has_larger_ratio(bound: float) -> Rule:
-    def rule(pairs: MeasuredPairs, indices: Indices) -> Mask:
-        source, target = (sizes.characters[indices] for sizes in pairs.sizes)
-        mask: Mask = np.maximum(source, target) > bound * np.minimum(source, target)
-        return mask
-
-    return rule
-
-
-def _has_other_script(languages: tuple[str, str]) -> Rule:
-    filters = [ScriptFilter(*scripts_of_language(language)) for language in languages]
-
-    def rule(pairs: MeasuredPairs, indices: Indices) -> Mask:
-        found = np.zeros(len(pairs.sides[0]), np.bool_)
-        for filter_, texts in zip(filters, pairs.sides, strict=True):
-            found[filter_.unexpected(texts)] = True
-        return found[indices]
-
-    return rule
-
-
-def _has_other_language(languages: tuple[str, str]) -> Rule:
-    source_language, target_language = map(LanguageFilter, languages)
-    return _of_texts(
-        lambda source, target: source_language.is_other(source) or target_language.is_other(target)
-    )
-
-
-def _has_other_numbers(pairs: MeasuredPairs, indices: Indices) -> Mask:
-    doubtful = pairs.sizes[0].has_digits | pairs.sizes[1].has_digits
-    differ = _of_texts(lambda source, target: not have_same_numbers(source, target))
-    found = np.zeros(len(indices), np.bool_)
-    found[doubtful[indices]] = differ(pairs, indices[doubtful[indices]])
-    return found
-
-
 def is_copied(source: str, target: str) -> bool:
     """Whether two texts are the same, ignoring case and the spaces around them, and have a letter."""
     source, target = source.strip(), target.strip()
@@ -231,12 +202,12 @@ def is_copied(source: str, target: str) -> bool:
     return is_same and bool(script_of(source))
 
 
-def have_same_numbers(source: str, target: str) -> bool:
-    """Whether two texts contain the same numbers in digits, however often. Leading zeros and separators of
-    thousands are ignored; other separators end a number, as in 3.14 and 12:30."""
+def have_other_numbers(source: str, target: str) -> bool:
+    """Whether two texts contain different numbers in digits. How often they occur, leading zeros and
+    separators of thousands are ignored; other separators end a number, as in 3.14 and 12:30."""
     if set(_NUMBER.findall(source)) == set(_NUMBER.findall(target)):  # fast path
-        return True
-    return _numbers_of(source) == _numbers_of(target)
+        return False
+    return _numbers_of(source) != _numbers_of(target)
 
 
 def _numbers_of(text: str) -> frozenset[str]:
