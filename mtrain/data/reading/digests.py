@@ -36,7 +36,7 @@ class RawFiles:
         # First the time and the stamps, so that every later change of a file is noticed.
         self._started = time.time_ns()
         self._files = [(corpus, existing_files(corpus)) for corpus in train_and_validation(data)]
-        self._stamps = stamps_of(chain.from_iterable(files for _, files in self._files))
+        self._stamps = _stamps_of(chain.from_iterable(files for _, files in self._files))
         # Of all files hashed so far.
         self.digests: Digests = {}
         for folder in data_folders:
@@ -62,14 +62,29 @@ class RawFiles:
             # A pattern may match fewer files now.
             before = chain.from_iterable(files for known, files in self._files if known == corpus)
             files = dict.fromkeys((*before, *files_of(corpus)))
-            now = stamps_of(files)
+            now = _stamps_of(files)
             for file in files:
                 if now.get(file) != self._stamps.get(file):
                     raise DataError(f"{file}: changed while it was encoded; run again")
 
     def record_digests(self, folder: Path) -> None:
-        """Record the SHA-256 of the files that were hashed in a data folder; see `write_digests`."""
-        write_digests(folder, self.digests, self._stamps, self._started)
+        """Record the SHA-256 of the files that were hashed in a data folder, unless all are recorded or the
+        folder is not writable. A file is only recorded if it has certainly not changed since before it was
+        hashed: it has the same stamp, which is older than this object."""
+        with suppress(OSError, StorageError):
+            stable = {
+                file: digest
+                for file, digest in self.digests.items()
+                if self._stamps.get(file) == _stamp(file) and max(self._stamps[file][1:]) < self._started
+            }
+            if stable.items() <= read_digests(folder).items():
+                return
+            entries = {
+                str(file): {"stamp": self._stamps[file], "sha256": digest.hex()}
+                for file, digest in stable.items()
+            }
+            folder.mkdir(exist_ok=True)
+            write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
 
 
 def train_and_validation(data: DataConfig) -> list[Corpus]:
@@ -105,28 +120,7 @@ def read_digests(folder: Path) -> Digests:
     return digests
 
 
-def write_digests(folder: Path, digests: Digests, stamps: Stamps, since: int) -> None:
-    """Record the SHA-256 of files, unless all are recorded or the folder is not writable.
-
-    A file is only recorded if it has not changed since before it was hashed: its stamp must be the same as in
-    `stamps`, and older than `since`, when these were taken (in nanoseconds).
-    """
-    with suppress(OSError, StorageError):
-        stable = {
-            file: digest
-            for file, digest in digests.items()
-            if stamps.get(file) == _stamp(file) and max(stamps[file][1:]) < since
-        }
-        if stable.items() <= read_digests(folder).items():
-            return
-        entries = {
-            str(file): {"stamp": stamps[file], "sha256": digest.hex()} for file, digest in stable.items()
-        }
-        folder.mkdir(exist_ok=True)
-        write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
-
-
-def stamps_of(files: Iterable[Path]) -> Stamps:
+def _stamps_of(files: Iterable[Path]) -> Stamps:
     """The stamps of the files that exist."""
     stamps: Stamps = {}
     for file in files:

@@ -4,7 +4,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -70,18 +70,17 @@ def _read_rows(
     """The rows of a file after the first `skipped` ones. `hasher` hashes the bytes of a row group just before
     its rows are read, so that these are still in memory and the file is read from the disk once."""
     wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
-    groups, before = list(range(file.num_row_groups)), 0
-    while groups and before + (count := file.metadata.row_group(groups[0]).num_rows) <= skipped:
-        groups.pop(0)
-        before += count
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for group in groups:
-            if hasher:
-                hasher.hash_until(_end_of(file.metadata.row_group(group)))
-            yield from file.iter_batches(size, [group], wanted)
-
-    return islice(chain.from_iterable(map(_to_rows, batches())), skipped - before, None)
+    before = 0  # rows
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        if before + group.num_rows <= skipped:
+            before += group.num_rows
+            continue
+        if hasher:
+            hasher.hash_until(_end_of(group))
+        for rows in map(_to_rows, file.iter_batches(size, [number], wanted)):
+            yield from rows[max(0, skipped - before) :]
+            before += len(rows)
 
 
 def _to_rows(batch: pa.RecordBatch) -> list[Row]:

@@ -136,12 +136,6 @@ class CorpusScanner:
         files = chain.from_iterable(map(existing_files, self.data.train))
         return count_cores() if sum(file.stat().st_size for file in files) >= LARGE else 1
 
-    @property
-    def text(self) -> TextSample:
-        """The text to learn a tokenizer from. Raises the errors of `result`."""
-        assert self._for_tokenizer
-        return self.result.text
-
 
 def _size_of_text(corpora: Iterable[Corpus]) -> int:
     """The size of the text of some corpora in bytes; 0 if it is unknown, as that of compressed files."""

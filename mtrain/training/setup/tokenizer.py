@@ -151,7 +151,7 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     """The sources and the targets that a tokenizer is learned from. They are weighted by `data.temperature`.
     With `data.augment`, some have the letter case that training will have: otherwise, upper-cased words would
     be segmented into single letters."""
-    text, data, seed, weights = scanner.text, config.data, config.seed, None
+    text, data, seed, weights = scanner.result.text, config.data, config.seed, None
     if data.temperature is not None:
         weights = weights_by_size(text.sizes(len(data.train)), data.temperature)
     if data.augment is None or not data.augment.cases:

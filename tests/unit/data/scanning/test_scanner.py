@@ -289,4 +289,4 @@ def test_the_sample_is_small_unless_a_tokenizer_is_learned_from_it(tmp_path: Pat
     small = CorpusScanner(RawFiles(data), seed=1, for_tokenizer=False).result.text
     assert 20 < len(small) < 200
     assert sum(len(source + target) for source, target in small.pairs()) <= 5_000
-    assert list(CorpusScanner(RawFiles(data), seed=1).text.pairs()) == TOY
+    assert list(CorpusScanner(RawFiles(data), seed=1).result.text.pairs()) == TOY
