@@ -144,12 +144,11 @@ class BlockFilter:
 
     def _judge(self, block: Block, rules: Rules | None) -> Codes:
         """The codes of the readable pairs."""
-        both = zip(block.sources, block.targets, strict=True)
-        has_text = [bool(source.strip() and target.strip()) for source, target in both]
-        codes = np.where(has_text, 0, EMPTY).astype(np.uint8)
+        have_text = block.have_text()
+        codes = np.where(have_text, 0, EMPTY).astype(np.uint8)
         filled = np.flatnonzero(codes == 0)
         if len(filled) < len(codes):
-            block = block.select(has_text)
+            block = block.select(have_text)
         pairs = MeasuredPairs(block.sources, block.targets, block.scores)
         indices = np.arange(len(filled))
         if rules is not None:

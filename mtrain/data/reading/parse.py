@@ -59,6 +59,15 @@ class Block(NamedTuple):
             scores=list(compress(self.scores, kept)),
         )
 
+    def have_text(self) -> list[bool]:
+        """Whether neither side of each readable pair is blank."""
+        both = zip(self.sources, self.targets, strict=True)
+        return [bool(source.strip() and target.strip()) for source, target in both]
+
+    def usable(self) -> "Block":
+        """The readable pairs of which neither side is blank."""
+        return self.select(self.have_text())._replace(errors={})
+
     def place_of(self, number: int) -> str:
         """The location of a pair, as `file:line`."""
         return f"{self.name}:{number - self.skipped}"

@@ -71,28 +71,25 @@ class BlockCheck:
     def check(self, block: Block, corpus: int, unfiltered: Block) -> BlockFindings:
         """Check a block of corpus number `corpus` (from 0). `unfiltered` also has the pairs that filters
         leave out: shifts can only be found in consecutive pairs."""
-        bad, unreadable = len(block.errors), first_errors(block)
-        readable = len(block.sources)
-        block = usable_pairs(block)
-        sources, targets = block.sources, block.targets
+        usable = block.usable()
+        sources, targets = usable.sources, usable.targets
         hashes, overlap = self._hash(sources, targets)
-        lengths = count_words(sources), count_words(targets)
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
         extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
         return BlockFindings(
-            len(sources),
-            readable - len(sources),
-            bad,
-            unreadable,
-            lengths,
-            _histogram(ratios, RATIO_BINS),
-            self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
-            find_shifts(unfiltered),
-            [*_excerpts_of(block)],
-            count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
-            hashes,
-            overlap,
+            usable=len(sources),
+            empty=len(block.sources) - len(sources),
+            bad=len(block.errors),
+            unreadable=first_errors(block),
+            lengths=(count_words(sources), count_words(targets)),
+            ratios=_histogram(ratios, RATIO_BINS),
+            suspicious=self._suspicious(usable, corpus, np.flatnonzero(extreme).tolist()),
+            shifts=find_shifts(unfiltered),
+            excerpts=[*_excerpts_of(usable)],
+            quotes=count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
+            hashes=hashes,
+            overlap=overlap,
         )
 
     def _hash(self, sources: list[str], targets: list[str]) -> tuple[PairHashes, PairHashes]:
@@ -116,14 +113,6 @@ class BlockCheck:
             counted.update(new)
             found[kind] = len(new), [block.place_of(block.numbers[i]) for i in new[:PLACES]]
         return found
-
-
-def usable_pairs(block: Block) -> Block:
-    """The pairs of a block whose source and target are not blank."""
-    if all(map(str.strip, block.sources)) and all(map(str.strip, block.targets)):  # fast path
-        return block._replace(errors={})
-    stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
-    return block.select([bool(source and target) for source, target in stripped])._replace(errors={})
 
 
 def _sample(texts: list[str], most: int) -> list[str]:

@@ -28,7 +28,6 @@ from mtrain.data.scanning.block_check import (
     BlockCheck,
     BlockFindings,
     first_errors,
-    usable_pairs,
 )
 from mtrain.data.scanning.leaks import Leak, LeakFinder
 from mtrain.data.scanning.shifts import Shift, find_shifts
@@ -201,7 +200,7 @@ class DataCheck:
         for corpus in corpora:
             for raw in read_blocks(corpus, digests):
                 block = parse_block(raw, corpus)
-                usable = usable_pairs(block)
+                usable = block.usable()
                 counts.bad += len(block.errors)
                 _add_first(self._found.unreadable[name], first_errors(block))
                 self._add_shifts(-1, find_shifts(block))

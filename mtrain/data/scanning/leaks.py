@@ -1,6 +1,6 @@
 """Finds the pairs of the validation and test sets that are also training pairs, by hashes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Leak:
 class LeakFinder:
     """Collects the hashes of training pairs that are also those of validation and test pairs."""
 
-    def __init__(self, sets: dict[str, Iterable[Pair]], holds_out: bool, folder: Path | None):
+    def __init__(self, sets: Mapping[str, Iterable[Pair]], holds_out: bool, folder: Path | None):
         """`sets` are the validation and test sets. If validation pairs are held out of training, which will
         be known at the end, the hashes of all training sources are written to a temporary file in `folder`.
         """

@@ -20,7 +20,6 @@ from mtrain.data.reading.blocks import BLOCK, RawBlock, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
 from mtrain.data.reading.parse import Block, parse_block
-from mtrain.data.scanning.block_check import usable_pairs
 from mtrain.data.scanning.block_scan import BlockScanner, ScanTask, scan_all
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
 from mtrain.data.scanning.samples import HoldoutSampler, TextSample
@@ -127,7 +126,7 @@ class CorpusScanner:
             first.append((index, raw))
             corpus = self.data.train[index]
             if self.data.direction_of(corpus) == direction:
-                usable.append(usable_pairs(parse_block(raw, corpus)))
+                usable.append(parse_block(raw, corpus).usable())
             if sum(len(block.sources) for block in usable) >= SCRIPT_PAIRS:
                 break
         return first, usable
