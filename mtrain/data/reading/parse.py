@@ -106,7 +106,7 @@ def _decode_sides(raw: RawBlock) -> list[list[str | DataError]]:
     if raw.ranges:
         parts = zip(raw.names, raw.ranges, strict=True)
         lines = tuple(read_range(Path(name), *part) for name, part in parts)
-    both = zip(raw.names, lines, strict=bool(lines))
+    both = zip(raw.names, lines, strict=True) if lines else ()
     sides = [decode_block(side, name, raw.first - raw.skipped) for name, side in both]
     if len(set(map(len, sides))) > 1:  # they had equal counts when the ranges were chosen
         raise DataError(f"{raw.names[0]}: changed while it was read; run again")

@@ -108,8 +108,8 @@ class BlockCheck:
         filters = [(self._filters[tuple(expected)], texts) for expected, texts in sides if expected]
         unexpected = {i for filter_, texts in filters for i in filter_.unexpected(texts)}
         found, counted = {}, set[int]()
-        for kind, rows in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
-            new = [i for i in rows if i not in counted]
+        for kind, indices in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
+            new = [i for i in indices if i not in counted]
             counted.update(new)
             found[kind] = len(new), [block.place_of(block.numbers[i]) for i in new[:PLACES]]
         return found
