@@ -6,7 +6,7 @@ filtering again.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ REJECTIONS = "rejections.bin"  # in the data folder
 REASONS = ("bad", "empty", *RULES)  # bad: unreadable; empty: a side is blank
 BAD, EMPTY, DUPLICATE = (REASONS.index(reason) + 1 for reason in ("bad", "empty", "duplicates"))
 Codes = npt.NDArray[np.uint8]  # of pairs: 0 if one is kept, otherwise 1 + the index of the reason in REASONS
-_CHUNK = 2**22  # codes that are read at a time
+_CHUNK = 2**22  # codes that are counted at a time, as integers of 8 bytes
 
 
 class Rejections(NamedTuple):
@@ -38,25 +38,18 @@ class Rejections(NamedTuple):
     def counts(self) -> dict[str, int]:
         """How many pairs are rejected for each reason."""
         counts = np.zeros(len(REASONS) + 1, np.int64)
-        for chunk in self._chunks():
-            counts += np.bincount(chunk, minlength=len(counts))
+        for start in range(0, len(self.codes), _CHUNK):
+            counts += np.bincount(self.codes[start : start + _CHUNK], minlength=len(counts))
         return {reason: int(count) for reason, count in zip(REASONS, counts[1:], strict=True) if count}
 
     def describe(self) -> dict[str, Any]:
         """The arguments of `read_rejections` that identify these codes, for JSON."""
-        digest = hashlib.sha256()
-        for chunk in self._chunks():
-            digest.update(chunk.data)
-        return {"sizes": list(self.sizes), "sha256": digest.hexdigest()}
+        return {"sizes": list(self.sizes), "sha256": hashlib.sha256(self.codes.data).hexdigest()}
 
     def write(self, folder: Path) -> None:
         """Write the codes to a data folder. Raises StorageError."""
         with replacing(folder / REJECTIONS) as temporary, temporary.open("wb") as out:
-            for chunk in self._chunks():
-                out.write(chunk.data)
-
-    def _chunks(self) -> Iterator[Codes]:
-        return (self.codes[start : start + _CHUNK] for start in range(0, len(self.codes), _CHUNK))
+            out.write(self.codes.data)
 
 
 def read_rejections(folder: Path, sizes: Sequence[int], sha256: str) -> Rejections:
