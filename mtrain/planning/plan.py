@@ -23,7 +23,7 @@ from mtrain.data.epochs.loader import Step
 from mtrain.data.epochs.position import START
 from mtrain.data.prepare import open_prepared
 from mtrain.data.preparing.inputs import check_corpora
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import find_data_folder
 from mtrain.device import (

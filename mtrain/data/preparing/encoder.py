@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mtrain.config.data import DataConfig
-from mtrain.data.pairs.filters import REASONS, Codes, rows_of
+from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.reading.blocks import RawBlock
-from mtrain.data.reading.corpus import parse_block, refuse_unless_skipped
+from mtrain.data.reading.parse import parse_block, refuse_unless_skipped
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -66,7 +66,7 @@ class Encoder:
             refuse_unless_skipped(error, self._data.bad_lines)
         total, rejected = len(block.sources) + len(block.errors), dict[str, int]()
         if codes is not None:
-            codes = codes[rows_of(block)]
+            codes = codes[block.indices]
             block = block.select(codes == 0)
             counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
             rejected = dict(zip(REASONS, counts, strict=True))

@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
-from mtrain.data.pairs.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
+from mtrain.data.pairs.filters import BlockFilter, FilteredBlock
+from mtrain.data.pairs.rejections import EMPTY
 from mtrain.data.reading.blocks import RawBlock
-from mtrain.data.reading.corpus import parse_block, refuse_unless_skipped
+from mtrain.data.reading.parse import parse_block, refuse_unless_skipped
 from mtrain.data.scanning.block_check import BlockCheck, BlockFindings
-from mtrain.data.scanning.samples import BlockSample, Candidate, draw_candidates, sample_block
+from mtrain.data.scanning.samples import BlockSample, HoldoutCandidate, draw_candidates, sample_block
 
 
 class ScanTask(NamedTuple):
@@ -25,7 +26,7 @@ class ScannedBlock(NamedTuple):
 
     pairs: int  # readable pairs
     sample: BlockSample
-    candidates: list[Candidate]  # to be held out
+    candidates: list[HoldoutCandidate]  # to be held out
     findings: BlockFindings | None
     filtered: FilteredBlock | None  # samples, candidates and findings are of the pairs that are kept
 
@@ -56,7 +57,7 @@ class BlockScanner:
         unfiltered, filtered = block, None
         if self._filter:
             filtered = self._filter.apply(block, corpus)
-            codes = filtered.codes[rows_of(block)]
+            codes = filtered.codes[block.indices]
             block = block.select((codes == 0) | (codes == EMPTY))
         return ScannedBlock(
             len(unfiltered.sources),

@@ -17,7 +17,7 @@ from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import Position, Step
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.rewriting.resegment import Resegmenter
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks
