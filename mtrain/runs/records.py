@@ -13,8 +13,7 @@ import numpy.typing as npt
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.preparing.report import RecordedFindings, read_findings
-from mtrain.data.store.folder import VALIDATION
-from mtrain.data.store.summary import read_summary
+from mtrain.data.store.folder import VALIDATION, read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.evaluation.test_scores import TestScores, read_test_scores
 from mtrain.regular_files import read_lines

@@ -15,8 +15,7 @@ from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.scanning.check import Findings, count_tag_ids, segment
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.folder import CHECK
-from mtrain.data.store.summary import read_summary
+from mtrain.data.store.folder import CHECK, DataFolder, read_summary
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.regular_files import read_file
@@ -76,15 +75,15 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     log.info("data: read and checked %s, %s", cost, _count(warnings))
 
 
-def record_findings(folder: Path, findings: Findings, bad_lines: str) -> None:
+def record_findings(folder: DataFolder, findings: Findings, bad_lines: str) -> None:
     """Write the findings to a data folder whose encoding from the checked text has just begun. A failure is
     logged; training does not need them."""
-    contents = read_summary(folder)["inputs"]["contents"]
+    contents = folder.summary["inputs"]["contents"]
     record = {"contents": contents, **asdict(findings), "warnings": list_warnings(findings, bad_lines)}
     text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
     text = text.encode("utf-8", "replace").decode()  # a file name need not be valid text
     try:
-        write_atomically(folder / CHECK, text)
+        write_atomically(folder.path / CHECK, text)
     except StorageError as error:
         log.warning("%s; the report will lack the findings", error)
 

@@ -10,7 +10,7 @@ import logging
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import Loaded, load_any_model, load_model, tokenizer_folder
@@ -42,14 +42,21 @@ _MAY_DIFFER = re.compile(r"model\.\w*dropout|decoding\.\w+")
 Values = dict[str, dict[str, Any]]  # by section and key
 
 
+class Resolved(NamedTuple):
+    """A resolved config, and what was read to resolve it."""
+
+    config: Config
+    initial_model: Loaded[AnyModel] | None = None  # that training starts from
+    saved: Config | None = None  # of the run that has checkpoints; keys of newer versions have defaults
+
+
 def resolve_config(
     config: Config,
     scanner: CorpusScanner | None = None,
     learn_again: bool = False,
     speed: float | None = None,
-) -> tuple[Config, Loaded[AnyModel] | None]:
-    """Set the keys that come from another model or from `preset: auto`. Also returns the model that training
-    starts from, if any.
+) -> Resolved:
+    """Set the keys that come from another model or from `preset: auto`.
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
     grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`. `speed` is the
@@ -61,13 +68,14 @@ def resolve_config(
     run_dir = Path(config.run_dir)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
         saved = validate(Config, read_yaml_file(file), str(file))
-        return _inherit(config, _settings_of_run(config, saved)), None  # `open_run` checks the other keys
+        config = _inherit(config, _settings_of_run(config, saved))  # `open_run` checks the other keys
+        return Resolved(config, saved=saved)
     init_from, path = config.training.init_from, config.tokenizer.path
     if init_from is None:
         if path is not None:
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return _choose_vocab_size(config, scanner, learn_again, speed), None
+        return Resolved(_choose_vocab_size(config, scanner, learn_again, speed))
     classifies = config.model.is_classifier
     # A pair classifier may start from the encoder of a translation model.
     initial_model = (load_any_model if classifies else load_model)(Path(init_from))
@@ -81,7 +89,8 @@ def resolve_config(
         key: settings["model"][key] for key in Architecture.model_fields if key not in others
     }
     inherited["tokenizer"]["path"] = init_from
-    return _inherit_checked(config, inherited, f"training.init_from: {init_from}"), initial_model
+    config = _inherit_checked(config, inherited, f"training.init_from: {init_from}")
+    return Resolved(config, initial_model)
 
 
 def _settings_of_run(config: Config, saved: Config) -> Values:

@@ -16,8 +16,7 @@ from mtrain.data.preparing.inputs import describe_data
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.rewriting.augment import Side, with_cases
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.folder import find_data_folder, shared_tokenizer
-from mtrain.data.store.summary import CURE
+from mtrain.data.store.folder import CURE, DataFolder, shared_tokenizer
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_text
@@ -36,15 +35,16 @@ _LEARNED_FROM = "learnt-from.json"
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
-    run_dir, adapt_vocab_size = Path(config.run_dir), vocab_size_is_automatic(config)
-    scanner = make_scanner(config.data, find_data_folder(config.data, run_dir), run_dir, config.seed)
+    run_dir = Path(config.run_dir)
+    adapt_vocab_size = vocab_size_is_automatic(config)
+    scanner = make_scanner(config.data, DataFolder.of_run(config.data, run_dir), config.seed)
     with locked_run_folder(run_dir):
-        config, _ = resolve_config(config, scanner, learn_again=force)
+        config = resolve_config(config, scanner, learn_again=force).config
         if not checkpoint_folders(run_dir):
             write_config(config)
         tokenizer = prepare_tokenizer(config, scanner, force, adapt_vocab_size)
         if adapt_vocab_size:
-            use_learned_vocab_size(config)
+            write_config(with_learned_vocab_size(config))
         return tokenizer
 
 
@@ -60,17 +60,11 @@ def vocab_size_choice(config: Config) -> list[Choice]:
     return [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the limit")]
 
 
-def use_learned_vocab_size(config: Config) -> Config:
-    """Set the vocabulary size to that of the learned tokenizer, in `RUN/config.yaml` too.
-
-    It differs from the automatic choice if that does not fit the text.
-    """
+def with_learned_vocab_size(config: Config) -> Config:
+    """The config with the vocabulary size of the learned tokenizer, which differs from the automatic choice
+    if that does not fit the text."""
     learned = tokenizer_settings(Path(config.run_dir) / "tokenizer")
-    if learned == config.tokenizer:
-        return config
-    config = config.model_copy(update={"tokenizer": learned})
-    write_config(config)
-    return config
+    return config if learned == config.tokenizer else config.model_copy(update={"tokenizer": learned})
 
 
 def prepare_tokenizer(
@@ -138,8 +132,8 @@ def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_
         _require_same_tokenizer(settings, shared)
         copy_files(shared, folder, {MANIFEST})
     elif settings.path is None:
-        sides = _sampled_text(config, scanner)
-        size = train_tokenizer(settings, *sides, folder, config.seed, adapt_vocab_size)
+        source, target = _sampled_text(config, scanner)
+        size = train_tokenizer(settings, source, target, folder, config.seed, adapt_vocab_size)
         settings = settings.model_copy(update={"vocab_size": size})
         write_text(folder / _LEARNED_FROM, _describe_text(config, scanner))
     else:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mtrain.config.corpora import TextTestSet
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.preparing.inputs import check_corpora
+from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.reading import line_bounds
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.corpus import content_hash, good_pairs, parse_block, read_corpus, read_pairs
