@@ -174,8 +174,7 @@ def _as_prepared_data(
         rewrites.append(ExampleMaker(data, tokenizer, seed, folder.run_dir))
     train = WindowedCorpus(contents.shards, data, seed, folder.run_dir, verified, rewrites)
     directions = directions_of_validation(data, folder.summary, contents.validation)
-    assert folder.inputs is not None
-    return PreparedData(train, contents.validation, directions, folder.inputs.fingerprint)
+    return PreparedData(train, contents.validation, directions, folder.summary["fingerprint"])
 
 
 def _buckets_to_verify(summary: Summary, window_pairs: int) -> Sequence[int]:

@@ -83,7 +83,11 @@ class FolderEncoder(NamedTuple):
             contents = folder.open_contents(buckets, suspects)
             if not contents.damaged_shards:
                 return contents
-            self._encode_again(contents.damaged_shards)
+            self._require_training_text(next(iter(contents.damaged_shards.values())))
+            for reason in contents.damaged_shards.values():
+                log.warning("%s; encoding this shard again", reason)
+            entries = folder.summary["shards"]
+            self._write_shards({index: entries[index]["index_sha256"] for index in contents.damaged_shards})
             contents = folder.open_contents(buckets, suspects)
         if contents.problem:
             raise StorageError(f"{contents.problem}, although it has just been written; check the disk")
@@ -187,14 +191,6 @@ class FolderEncoder(NamedTuple):
             raise DataError(f"{problem}; filtering again rejects other pairs; restore the file")
         rejections.write(self.folder.path)
         return rejections
-
-    def _encode_again(self, damaged: dict[int, str]) -> None:
-        """Replace damaged shards by shards with the same contents."""
-        self._require_training_text(next(iter(damaged.values())))
-        for reason in damaged.values():
-            log.warning("%s; encoding this shard again", reason)
-        entries = self.folder.summary["shards"]
-        self._write_shards({index: entries[index]["index_sha256"] for index in damaged})
 
     def _write_shards(self, replaced: dict[int, str]) -> list[ShardInfo]:
         """Write the shards that are missing or `replaced`; see `ShardWriter`."""

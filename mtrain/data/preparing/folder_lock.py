@@ -1,16 +1,13 @@
 """Locks a data folder while it is written. A complete data folder is only read, and needs no lock."""
 
-import json
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 
 from mtrain.data.pairs.rejections import REJECTIONS
 from mtrain.data.reading.digests import SOURCES
 from mtrain.data.store.folder import CHECK, SHARD_NAME, SUMMARY, TOKENIZER, VALIDATION, DataFolder
 from mtrain.errors import StorageError, UsageError
-from mtrain.regular_files import read_file
 from mtrain.storage.atomic import recover
 from mtrain.storage.locks import owner_file, wait_for_lock
 
@@ -47,8 +44,7 @@ def locked_data_folder(folder: DataFolder, reason: str | None = None) -> Iterato
     path = folder.path
     with ExitStack() as stack:
         try:
-            if folder.shared:
-                _require_no_foreign_files(path)
+            _require_no_foreign_files(folder)
             path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(wait_for_lock(path / LOCK))
             leftovers = [file for pattern in _LEFTOVERS for file in path.glob(pattern)]
@@ -61,18 +57,15 @@ def locked_data_folder(folder: DataFolder, reason: str | None = None) -> Iterato
         yield
 
 
-def _require_no_foreign_files(folder: Path) -> None:
-    """Raise UsageError if a folder contains files that mtrain did not write and would overwrite."""
-    if not folder.exists() or owner_file(folder / LOCK).exists():
+def _require_no_foreign_files(folder: DataFolder) -> None:
+    """Raise UsageError if a shared folder contains files that mtrain did not write and would overwrite."""
+    path = folder.path
+    if not folder.shared or not path.exists() or owner_file(path / LOCK).exists() or folder.summary:
         return
-    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        if json.loads(read_file(folder / SUMMARY))["fingerprint"]:
-            return
-    names = (file.name for file in folder.iterdir())
+    names = (file.name for file in path.iterdir())
     if foreign := sorted(
         name for name in names if name in (*_FILES, TOKENIZER) or SHARD_NAME.fullmatch(name)
     ):
         raise UsageError(
-            f"{folder}: is not a data folder, and would be overwritten ({foreign[0]}); "
-            "give another data.folder"
+            f"{path}: is not a data folder, and would be overwritten ({foreign[0]}); give another data.folder"
         )

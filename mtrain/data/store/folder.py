@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -68,19 +69,21 @@ class Contents(NamedTuple):
         return next(iter(self.damaged_shards.values()), self.damaged_validation)
 
 
+@dataclass
 class DataFolder:
     """The data folder of a run. A process opens it once and passes it on, so that it reads the summary once.
 
     `summary` is what `read_summary` returns, and empty if it is damaged. `unusable` is the reason why a
-    summary cannot be used.
+    summary cannot be used. Opening a folder raises the errors of `reload`.
     """
 
-    def __init__(self, path: Path, run_dir: Path, shared: bool = False):
-        """A `shared` folder may be in use by other runs. `run_dir` is the run folder, for what is not written
-        to a shared folder. Raises the errors of `reload`."""
-        self.path = path
-        self.run_dir = run_dir
-        self.shared = shared
+    path: Path
+    run_dir: Path  # the run folder, for what is not written to a shared data folder
+    shared: bool = False  # whether other runs may use the data folder
+    summary: Summary = field(init=False)
+    unusable: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
         self.reload()
 
     @classmethod
@@ -96,8 +99,7 @@ class DataFolder:
         Raises ModelError if it is damaged; UsageError if another version of mtrain has written it;
         StorageError if it cannot be read.
         """
-        self.summary: Summary = {}
-        self.unusable: str | None = None
+        self.summary, self.unusable = {}, None
         try:
             self.summary = read_summary(self.path)
         except ModelError as error:
@@ -121,8 +123,10 @@ class DataFolder:
         return bool(self.summary.get("complete"))
 
     def write_summary(self, summary: Summary) -> None:
-        """Write a summary, with its hash. Raises StorageError."""
-        self.summary = write_summary(self.path, summary)
+        """Replace the summary, with its hash. Raises StorageError."""
+        content = {key: value for key, value in summary.items() if key != "sha256"}
+        self.summary = {**content, "sha256": sha256_of_json(content)}
+        write_atomically(self.path / SUMMARY, json.dumps(self.summary, indent=1) + "\n")
 
     def why_incomplete(self) -> str | None:
         """What the folder lacks of what its summary describes; None if it is complete. Only the sizes of the
@@ -201,14 +205,6 @@ def read_summary(folder: Path) -> Summary:
     if is_usable:
         return summary
     return {"layout": summary.get("layout")} if "fingerprint" in summary else {}  # another program's
-
-
-def write_summary(folder: Path, summary: Summary) -> Summary:
-    """Write a summary, and return it with its hash. Raises StorageError."""
-    summary = {key: value for key, value in summary.items() if key != "sha256"}
-    summary["sha256"] = sha256_of_json(summary)
-    write_atomically(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
-    return summary
 
 
 def inputs_of(summary: Summary) -> Inputs | None:

@@ -18,7 +18,7 @@ import pytest
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.preparing.folder_lock import locked_data_folder
-from mtrain.data.store.folder import DataFolder, read_summary, write_summary
+from mtrain.data.store.folder import DataFolder, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.training.setup.prepare import prepare_only
 from mtrain.training.setup.tokenizer import tokenize
@@ -181,7 +181,9 @@ def test_other_inputs_are_an_error_and_change_nothing(make, tmp_path, sections, 
 def write_unfinished(folder: Path) -> None:
     """Replace the summary by that of an encoding that was begun."""
     ended = ("complete", "kept", "dropped", "shards")
-    write_summary(folder, {key: value for key, value in read_summary(folder).items() if key not in ended})
+    DataFolder(folder, folder).write_summary(
+        {key: value for key, value in read_summary(folder).items() if key not in ended}
+    )
 
 
 def test_an_encoding_begun_with_another_seed_is_completed_with_that_seed(make, tmp_path):
@@ -341,7 +343,7 @@ def test_a_folder_that_another_process_prepares_from_other_inputs_is_not_repaire
     def change() -> None:
         summary = read_summary(tmp_path / "shared")
         summary["inputs"]["contents"][0] = "other"
-        write_summary(tmp_path / "shared", summary)
+        DataFolder(tmp_path / "shared", tmp_path / "shared").write_summary(summary)
 
     [error] = start_while_locked(make("second"), tmp_path / "shared", caplog, change)
     assert "shared: has been prepared again from other inputs; run again" in str(error)
@@ -391,7 +393,7 @@ def test_what_a_folder_lacks_is_logged_before_its_lock_is_waited_for(make, tmp_p
 def test_the_folder_of_another_version_is_kept(make, tmp_path):
     prepare_only(make("first"))
     summary = json.loads((tmp_path / "shared/summary.json").read_text())
-    write_summary(tmp_path / "shared", {**summary, "layout": 2})
+    DataFolder(tmp_path / "shared", tmp_path / "shared").write_summary({**summary, "layout": 2})
     before = contents_of(tmp_path / "shared")
     with pytest.raises(UsageError, match=r"another version of mtrain; give another data\.folder"):
         prepare_only(make("second"))

@@ -33,7 +33,7 @@ from mtrain.data.reading.corpus import content_hash
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.data.store.folder import read_summary, write_summary
+from mtrain.data.store.folder import DataFolder, read_summary
 from mtrain.data.store.shards import Shard, buckets_of, shard_file
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
@@ -152,7 +152,7 @@ def test_the_number_of_buckets_is_bounded(tmp_path: Path, tokenizer: Tokenizer, 
     assert rows(few) == rows(many)
     summary = read_summary(tmp_path / "many/data")
     del summary["complete"]
-    write_summary(tmp_path / "many/data", summary)
+    DataFolder(tmp_path / "many/data", tmp_path / "many/data").write_summary(summary)
     shard_file(tmp_path / "many/data", 3).unlink()
     assert rows(prepare(tmp_path / "many", tokenizer)) == rows(many)
     assert {name: content for name, content in contents(tmp_path / "many").items() if "shard" in name} == {
