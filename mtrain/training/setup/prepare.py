@@ -120,8 +120,7 @@ def prepare_run(
         require_exports(config)
         checkpoint = open_run(config, saved, resume, allow_data_change)
         tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
-        if adapt_vocab_size:
-            config = with_learned_vocab_size(config)
+        config = with_learned_vocab_size(config)
         if workers:  # then each process is to use one core
             tokenizer.set_threads(1)
         if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():

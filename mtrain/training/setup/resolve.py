@@ -136,6 +136,12 @@ def _steps_within(minutes: float, run_dir: Path) -> int:
     return 0
 
 
+def find_tokenizer(config: Config) -> Path | None:
+    """The tokenizer folder of the run or, if it has none, of `data.folder`; None if there is neither."""
+    own = Path(config.run_dir) / "tokenizer"
+    return own if (own / "config.yaml").exists() else shared_tokenizer(config.data)
+
+
 def tokenizer_settings(folder: Path) -> TokenizerConfig:
     """The settings of the tokenizer folder of a run, or of the one in `data.folder`."""
     file = folder / "config.yaml"
@@ -162,9 +168,9 @@ def _choose_vocab_size(
     """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
-    own, shared = Path(config.run_dir) / "tokenizer", shared_tokenizer(config.data)
-    folder = own if (own / "config.yaml").exists() else shared
-    if folder and not learn_again:  # the corpus need not be read to count its pairs
+    if (
+        folder := find_tokenizer(config)
+    ) and not learn_again:  # the corpus need not be read to count its pairs
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * TOKENS_PER_PAIR

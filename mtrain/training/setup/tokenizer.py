@@ -24,7 +24,7 @@ from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import Sentences, train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import pattern_of
-from mtrain.training.setup.resolve import resolve_config, tokenizer_settings
+from mtrain.training.setup.resolve import find_tokenizer, resolve_config, tokenizer_settings
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,11 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
     scanner = make_scanner(config.data, DataFolder.of_run(config.data, run_dir), config.seed)
     with locked_run_folder(run_dir):
         config = resolve_config(config, scanner, learn_again=force).config
-        if not checkpoint_folders(run_dir):
+        is_new = not checkpoint_folders(run_dir)
+        if is_new:
             write_config(config)
         tokenizer = prepare_tokenizer(config, scanner, force, adapt_vocab_size)
-        if adapt_vocab_size:
+        if is_new:
             write_config(with_learned_vocab_size(config))
         return tokenizer
 
@@ -180,17 +181,13 @@ def _require_same_tokenizer(settings: TokenizerConfig, shared: Path) -> None:
 
 def learns_tokenizer(config: Config) -> bool:
     """Whether `prepare_tokenizer` will learn a tokenizer. `config` need not be resolved."""
-    if config.tokenizer.path is not None or config.training.init_from is not None:
-        return False
-    own = Path(config.run_dir) / "tokenizer" / _SETTINGS
-    return not own.exists() and shared_tokenizer(config.data) is None
+    reused = config.tokenizer.path or config.training.init_from
+    return reused is None and find_tokenizer(config) is None
 
 
 def existing_tokenizer(config: Config) -> Tokenizer | None:
     """The tokenizer of the run, of `data.folder` or of `tokenizer.path`, if it exists already."""
-    folder = Path(config.run_dir) / "tokenizer"
-    if (folder / _SETTINGS).exists():
-        return Tokenizer(folder)
-    if (shared := shared_tokenizer(config.data)) is not None:
-        return Tokenizer(shared)
-    return Tokenizer(tokenizer_folder(Path(config.tokenizer.path))) if config.tokenizer.path else None
+    folder = find_tokenizer(config)
+    if folder is None and config.tokenizer.path is not None:
+        folder = tokenizer_folder(Path(config.tokenizer.path))
+    return None if folder is None else Tokenizer(folder)
