@@ -7,17 +7,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.config.corpora import Holdout
+from mtrain.config.corpora import Holdout, name_of
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.pairs.rejections import Rejections, read_rejections
 from mtrain.data.preparing.encoder import Encoder
 from mtrain.data.preparing.folder_lock import locked_data_folder
 from mtrain.data.preparing.inputs import has_same_pairs
-from mtrain.data.preparing.missing_files import require_same_text
 from mtrain.data.preparing.report import record_findings
 from mtrain.data.preparing.writer import ShardWriter
-from mtrain.data.reading.corpus import read_pairs
+from mtrain.data.reading.corpus import content_hash, read_pairs
+from mtrain.data.reading.raw_files import train_and_validation
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import (
     SUMMARY,
@@ -83,7 +83,7 @@ class FolderEncoder(NamedTuple):
             contents = folder.open_contents(buckets, suspects)
             if not contents.damaged_shards:
                 return contents
-            self._require_training_text(next(iter(contents.damaged_shards.values())))
+            self._require_same_text(next(iter(contents.damaged_shards.values())))
             for reason in contents.damaged_shards.values():
                 log.warning("%s; encoding this shard again", reason)
             entries = folder.summary["shards"]
@@ -104,17 +104,9 @@ class FolderEncoder(NamedTuple):
         else:
             kept = self._write_pairs()
         self.scanner.files.record_digests(folder.path)
-        buckets = min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)
-        folder.write_summary(
-            {
-                "fingerprint": self.inputs.fingerprint,
-                "layout": LAYOUT,
-                "inputs": self.inputs._asdict(),
-                "pairs": kept["pairs"],
-                "buckets": buckets,
-                **kept,
-            }
-        )
+        summary = {"fingerprint": self.inputs.fingerprint, "layout": LAYOUT, "inputs": self.inputs._asdict()}
+        summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}
+        folder.write_summary({**summary, **kept})
         # Recorded now, because a resumed encoding does not check the text again.
         if self.scanner.checks and (findings := self.scanner.result.findings):
             record_findings(folder, findings, self.data.bad_lines)
@@ -159,21 +151,26 @@ class FolderEncoder(NamedTuple):
             problem = str(error)
         else:
             return
-        if isinstance(self.data.validation, Holdout):
-            self._require_training_text(problem)
-        else:
-            contents = self.inputs.contents[len(self.data.train) :]
-            require_same_text(self.data.validation, contents, self.scanner.files.digests, problem)
+        self._require_same_text(problem, for_training=isinstance(self.data.validation, Holdout))
         log.warning("%s; drawing the validation pairs again", problem)
         digest = folder.summary["validation_sha256"]
         drawn = [*chain.from_iterable(self._draw_validation())]
         if write_validation(folder.path, drawn, digest) != digest:
             raise DataError(f"{problem}; drawing the validation pairs again gives others; restore the file")
 
-    def _require_training_text(self, problem: str) -> None:
-        """Raise DataError unless the training corpora are there, to solve a problem of the data folder."""
-        contents = self.inputs.contents[: len(self.data.train)]
-        require_same_text(self.data.train, contents, self.scanner.files.digests, problem)
+    def _require_same_text(self, problem: str, for_training: bool = True) -> None:
+        """Raise DataError unless the text from which the training or validation pairs were encoded is there,
+        to solve a problem of the data folder."""
+        corpora, contents = train_and_validation(self.data), self.inputs.contents
+        part = slice(len(self.data.train)) if for_training else slice(len(self.data.train), None)
+        for corpus, content in zip(corpora[part], contents[part], strict=True):
+            try:
+                same = content_hash(corpus, self.scanner.files.digests) == content
+            except DataError as error:
+                raise DataError(f"{problem}; to repair it, restore the corpus ({error})") from None
+            if not same:
+                reason = f"{name_of(corpus)} has other contents than were encoded"
+                raise DataError(f"{problem}; to repair it, restore the corpus ({reason})")
 
     def _open_rejections(self) -> Rejections | None:
         """The pairs that the filters leave out; None without filters. The corpora are filtered again if their
@@ -185,7 +182,7 @@ class FolderEncoder(NamedTuple):
         except ModelError as error:
             problem = str(error)
         log.warning("%s; filtering the corpora again", problem)
-        self._require_training_text(problem)
+        self._require_same_text(problem)
         rejections = self.scanner.result.rejections
         if rejections is None or rejections.describe() != expected:
             raise DataError(f"{problem}; filtering again rejects other pairs; restore the file")
@@ -194,25 +191,16 @@ class FolderEncoder(NamedTuple):
 
     def _write_shards(self, replaced: dict[int, str]) -> list[ShardInfo]:
         """Write the shards that are missing or `replaced`; see `ShardWriter`."""
-        path, summary = self.folder.path, self.folder.summary
         held_out: frozenset[str] = frozenset()
         if isinstance(self.data.validation, Holdout):
-            validation = read_validation(path, summary)
+            validation = read_validation(self.folder.path, self.folder.summary)
             held_out = frozenset(pair.source for pair in validation)
             if self.data.has_several_directions:
                 held_out |= {pair.target for pair in validation}
-        writer = ShardWriter(
-            self.scanner,
-            Encoder(self.data, self.tokenizer, held_out),
-            path,
-            self.inputs.fingerprint,
-            summary["buckets"],
-            replaced,
-            self._open_rejections(),
-        )
-        pairs = summary["pairs"]
-        count = self.workers or (count_cores() if pairs >= SHARD else 1)  # starting a process takes a second
-        return writer.write(pairs, count)
+        encoder = Encoder(self.data, self.tokenizer, held_out)
+        writer = ShardWriter(self.scanner, encoder, self.folder, replaced, self._open_rejections())
+        is_large = self.folder.summary["pairs"] >= SHARD  # starting a process takes a second
+        return writer.write(self.workers or (count_cores() if is_large else 1))
 
 
 def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> Summary:

@@ -1,14 +1,11 @@
 """Runs whose raw files are missing: a complete data folder contains their pairs."""
 
 import logging
-from collections.abc import Iterable
 
-from mtrain.config.corpora import Corpus, HubCorpus, name_of
+from mtrain.config.corpora import Corpus, HubCorpus
 from mtrain.config.data import DataConfig
 from mtrain.data.preparing.inputs import PATHS, corpora_of, describe_data, has_same_corpora
-from mtrain.data.reading.corpus import content_hash
 from mtrain.data.reading.corpus_files import files_of
-from mtrain.data.reading.lines import Digests
 from mtrain.data.reading.raw_files import train_and_validation
 from mtrain.data.store.folder import DataFolder
 from mtrain.errors import DataError
@@ -88,18 +85,3 @@ def _is_missing(corpus: Corpus, shared: bool) -> bool:
         return not files_of(corpus) and isinstance(corpus, HubCorpus) and shared
     except DataError:
         return True
-
-
-def require_same_text(
-    corpora: Iterable[Corpus], contents: Iterable[str], digests: Digests, problem: str
-) -> None:
-    """Raise DataError unless the text from which corpora were encoded is there, to solve a problem of the
-    data folder. `contents` are the content hashes of that text; `digests` is as in `content_hash`."""
-    for corpus, content in zip(corpora, contents, strict=True):
-        try:
-            same = content_hash(corpus, digests) == content
-        except DataError as error:
-            raise DataError(f"{problem}; to repair it, restore the corpus ({error})") from None
-        if not same:
-            reason = f"{name_of(corpus)} has other contents than were encoded"
-            raise DataError(f"{problem}; to repair it, restore the corpus ({reason})")

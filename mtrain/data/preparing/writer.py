@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from mtrain.data.preparing.encoder import EncodedBlock, Encoder
 from mtrain.data.preparing.encoder_process import EncodingTask, encode_all
 from mtrain.data.reading.blocks import BLOCK, START, RawBlock, RawPosition, read_blocks
 from mtrain.data.scanning.scanner import CorpusScanner
+from mtrain.data.store.folder import DataFolder
 from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
 from mtrain.progress_bar import ProgressBar
@@ -28,22 +28,19 @@ class ShardWriter:
 
     scanner: CorpusScanner  # which has read the inputs
     encoder: Encoder
-    folder: Path
-    fingerprint: str  # of the inputs
-    buckets: int
+    folder: DataFolder  # whose encoding has begun
     replaced: dict[int, str]  # by index: the SHA-256 of the index of the shard, which the new one must have
     rejections: Rejections | None = None  # the pairs that the filters leave out
     _infos: dict[int, ShardInfo] = field(default_factory=dict)
     _existed = 0  # readable pairs of shards that were kept
 
-    def write(self, pairs: int, workers: int = 1) -> list[ShardInfo]:
+    def write(self, workers: int = 1) -> list[ShardInfo]:
         """Write all missing shards, and return what describes each shard.
 
-        `pairs` is the number of readable pairs of all corpora, for the progress bar.
         Raises DataError if a corpus has changed since it was scanned, and no shard of other text is written,
         or if a replaced shard would change; StorageError if a shard cannot be written.
         """
-        with ProgressBar("data: encoded", "pairs", pairs) as progress:
+        with ProgressBar("data: encoded", "pairs", self.folder.summary["pairs"]) as progress:
             blocks: list[EncodedBlock] = []
             for task, block in encode_all(self.encoder, self._missing(by_range=workers > 1), workers):
                 blocks.append(block)
@@ -94,13 +91,13 @@ class ShardWriter:
         if index in self.replaced:
             return None
         try:
-            info = Shard(shard_file(self.folder, index)).info
+            info = Shard(shard_file(self.folder.path, index)).info
         except ModelError:
             return None
         made_from = (info.fingerprint, info.corpus, info.first)
         made_as = (info.layout, info.capacity, info.buckets)
-        is_wanted = made_from == (self.fingerprint, corpus, position.first)
-        return info if is_wanted and made_as == (LAYOUT, SHARD, self.buckets) else None
+        is_wanted = made_from == (self.folder.summary["fingerprint"], corpus, position.first)
+        return info if is_wanted and made_as == (LAYOUT, SHARD, self.folder.summary["buckets"]) else None
 
     def _write(self, last: EncodingTask, blocks: list[EncodedBlock]) -> ShardInfo:
         """Write the shard of the given blocks; `last` is the task of the last one."""
@@ -116,8 +113,8 @@ class ShardWriter:
         info = ShardInfo(
             LAYOUT,
             SHARD,
-            self.buckets,
-            self.fingerprint,
+            self.folder.summary["buckets"],
+            self.folder.summary["fingerprint"],
             corpus,
             first,
             pairs,
@@ -125,8 +122,8 @@ class ShardWriter:
             dict(dropped),
             end.offsets,
         )
-        buckets = buckets_of(numbers, self.scanner.seed, corpus, self.buckets)
-        file = shard_file(self.folder, last.shard)
+        buckets = buckets_of(numbers, self.scanner.seed, corpus, self.folder.summary["buckets"])
+        file = shard_file(self.folder.path, last.shard)
         self.scanner.files.require_unchanged([self.scanner.data.train[corpus]])
         write_shard(file, sides, numbers - first, buckets, info, self.replaced.get(last.shard))
         return info

@@ -239,24 +239,25 @@ class _Timer:
         """Whether the budget suffices for a model, given a `smaller` one for which it does. If the speed is
         measured, the model must also fit in memory."""
         if self.budget.minutes is None and not self.budget.unlimited:
-            return suffices(self.budget.tokens(self.corpus, self.speed), sizes)
+            return self._suffices(sizes)
         before = self.speed
         if self.budget.minutes is not None:
             self.settle(smaller, rounds=1)
             before = self.speed
             self.speed = before * SPEED_MARGIN * parameters(smaller) / parameters(sizes)
         try:
-            if suffices(
-                self.budget.tokens(self.corpus, self.speed), sizes
-            ):  # at the speed that its size suggests
+            if self._suffices(sizes):  # at the speed that its size suggests
                 self.settle(sizes, rounds=1)
-                if suffices(self.budget.tokens(self.corpus, self.speed), sizes):  # at the measured speed
+                if self._suffices(sizes):  # at the measured speed
                     return True
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         self.speed = before
         return False
+
+    def _suffices(self, sizes: Mapping[str, int]) -> bool:
+        return suffices(self.budget.tokens(self.corpus, self.speed), sizes)
 
     def _time(self, sizes: Mapping[str, int], batch: int) -> float:
         key = (*sizes.items(), batch)

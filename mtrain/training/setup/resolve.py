@@ -168,9 +168,8 @@ def _choose_vocab_size(
     """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
-    if (
-        folder := find_tokenizer(config)
-    ) and not learn_again:  # the corpus need not be read to count its pairs
+    folder = find_tokenizer(config)
+    if folder and not learn_again:  # the corpus need not be read to count its pairs
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * TOKENS_PER_PAIR
