@@ -14,7 +14,7 @@ from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.interop.formats import require_exports
 from mtrain.training.loop import Trainer
-from mtrain.training.setup.complete import assumed_speed_of, complete_config, is_incomplete
+from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare import open_prepared_run, prepare_run, require_metrics
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
@@ -73,9 +73,8 @@ def make_trainer(
         run = prepare_run(config, folder, resume, allow_data_change, speed=assumed_speed_of(ranks))
     keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
     if run:
-        if is_incomplete(run.config):
-            completed = complete_config(run.config, run.tokenizer, run.data, ranks, run.choices)
-            run = run._replace(config=completed)
+        completed = complete_config(run.config, run.tokenizer, run.data, ranks, run.choices)
+        run = run._replace(config=completed)
         write_config(run.config)  # only now: if the data is not usable, a resumed run keeps its config
     description = ranks.broadcast(run and run.describe(), preparing=True)
     run = run or open_prepared_run(description)

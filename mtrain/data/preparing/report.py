@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -31,15 +30,15 @@ _BAR = 40  # characters of the longest bar
 _ADJECTIVES = {"train": "training", "validation": "validation"}
 
 
-@dataclass
-class _Record:
-    """What check.json contains besides the findings."""
+@dataclass(kw_only=True)
+class RecordedFindings(Findings):
+    """The findings of a check as check.json contains them, with the warnings that they caused."""
 
-    contents: list[str]  # of the corpora that were checked
+    contents: list[str]  # the content hashes of the corpora that were checked
     warnings: list[str]
 
 
-_RECORD, _FINDINGS = TypeAdapter(_Record), TypeAdapter(Findings)
+_RECORD = TypeAdapter(RecordedFindings)
 
 
 def check_data(
@@ -88,13 +87,6 @@ def record_findings(folder: DataFolder, findings: Findings, bad_lines: str) -> N
         log.warning("%s; the report will lack the findings", error)
 
 
-class RecordedFindings(NamedTuple):
-    """The findings of a check, and the warnings that they caused."""
-
-    findings: Findings
-    warnings: list[str]
-
-
 def read_findings(folder: Path) -> RecordedFindings | None:
     """The recorded findings; None if there are none about the text that the data folder is encoded from, or,
     with a warning, if they are damaged."""
@@ -105,8 +97,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     except (OSError, KeyError, TypeError, ModelError, StorageError):
         return None
     try:
-        record = _RECORD.validate_json(text)
-        findings = _FINDINGS.validate_json(text)
+        findings = _RECORD.validate_json(text)
         shapes: list[tuple[Sized, ...]] = [(*findings.lengths, LENGTH_BINS), (findings.ratios, RATIO_BINS)]
         if findings.segmentation is not None:
             shapes.append((findings.segmentation.tokens_per_word, findings.segmentation.unknown, (0, 1)))
@@ -115,7 +106,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     except ValueError:
         log.warning("%s: damaged; the report will lack the findings of the data check", file)
         return None
-    return RecordedFindings(findings, record.warnings) if record.contents == contents else None
+    return findings if findings.contents == contents else None
 
 
 def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:

@@ -65,11 +65,12 @@ def is_incomplete(config: Config) -> bool:
 def complete_config(
     config: Config, tokenizer: Tokenizer, data: PreparedData, ranks: Ranks, earlier: Sequence[Choice] = ()
 ) -> Config:
-    """The config of a new run with a value for every key. Rank 0 of `ranks` calls this.
+    """The config of a run with a value for every key. Rank 0 of `ranks` calls this.
 
     Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
-
+    if not is_incomplete(config):
+        return config
     # To segment a window again would take long, and each timing would do it.
     corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Resegmenter))
 
@@ -79,11 +80,8 @@ def complete_config(
 
         def steps(learner: Learner) -> Iterator[Step]:
             micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
-            workers = len(learner.replicas)
-            loader = Loader(
-                corpus, sized, tokenizer, learner.device, micro_batch, workers, ranks.rank, ranks.size
-            )
-            return loader.steps()
+            sizes = micro_batch, len(learner.replicas), ranks.rank, ranks.size
+            return Loader(corpus, sized, tokenizer, learner.device, *sizes).steps()
 
         recipe, alone = sized.training, ranks.size == 1
         return measure_speed(architecture, recipe, ranks.device, steps, alone, recipe.max_minutes)

@@ -110,16 +110,9 @@ class TrainingLengths:
     ) -> BatchPlan:
         """The batches of these pairs on the first of `world_size` ranks; see `plan_batches`. Raises DataError
         if there are none."""
-        plan = plan_batches(
-            (self.source, self.target),
-            batch_tokens,
-            micro_batch_tokens,
-            (self.seed, *self.key),
-            0,
-            world_size,
-            self.weights,
-            workers,
-        )
+        lengths, key = (self.source, self.target), (self.seed, *self.key)
+        sizes = batch_tokens, micro_batch_tokens
+        plan = plan_batches(lengths, *sizes, key, 0, world_size, self.weights, workers)
         require_pairs(plan, epoch=0)
         return plan
 
