@@ -76,7 +76,7 @@ class FolderEncoder(NamedTuple):
         """
         folder = self.folder
         with locked_data_folder(folder, problem):
-            folder.reload()  # another process may have written it, while this one waited for the lock
+            folder.reload()  # another process may have repaired it, while this one waited for the lock
             if folder.inputs != self.inputs or not folder.is_complete:
                 raise DataError(f"{folder.path}: has been prepared again from other inputs; run again")
             self._restore_validation()

@@ -71,7 +71,10 @@ class Contents(NamedTuple):
 
 @dataclass
 class DataFolder:
-    """The data folder of a run. A process opens it once and passes it on, so that it reads the summary once.
+    """The data folder of a run.
+
+    A process opens it once and passes it on. It reads the summary again only after it has waited for the lock
+    of the folder, because another process may have completed or repaired the folder meanwhile.
 
     `summary` is what `read_summary` returns, and empty if it is damaged. `unusable` is the reason why a
     summary cannot be used. Opening a folder raises the errors of `reload`.
@@ -93,7 +96,7 @@ class DataFolder:
         return cls(find_data_folder(data, run_dir), run_dir, data.folder is not None)
 
     def reload(self) -> None:
-        """Read the summary again, because another process may have written it.
+        """Read the summary.
 
         In a shared folder, a summary that cannot be used is an error, because other runs may use the folder.
         Raises ModelError if it is damaged; UsageError if another version of mtrain has written it;

@@ -115,7 +115,8 @@ def _planned_steps(config: Config, saved: Config) -> int | None:
     """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since. Fewer
     minutes do not reduce the plan below the steps that they allow at the speed of the run so far: the time
     may not have limited it."""
-    steps, minutes, before = saved.training.max_steps, config.training.max_minutes, saved.training.max_minutes
+    steps = saved.training.max_steps
+    minutes, before = config.training.max_minutes, saved.training.max_minutes
     if config.training.max_epochs not in (None, saved.training.max_epochs):
         return None  # they limit the number of steps
     if steps is None or minutes is None or before is None:

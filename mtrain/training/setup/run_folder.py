@@ -243,8 +243,8 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any
         for key in sorted(old.keys() | new.keys()):
             yield from _changes(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
     elif _are_sections(old) and _are_sections(new) and len(old) == len(new):
-        for number, pair in enumerate(zip(old, new, strict=True), start=1):
-            yield from _changes(*pair, path if len(old) == 1 else f"{path}[{number}]")
+        for number, (before, now) in enumerate(zip(old, new, strict=True), start=1):
+            yield from _changes(before, now, path if len(old) == 1 else f"{path}[{number}]")
     elif old != new:
         yield path, old, new
 

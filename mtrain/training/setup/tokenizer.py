@@ -146,7 +146,8 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     """The sources and the targets that a tokenizer is learned from. They are weighted by `data.temperature`.
     With `data.augment`, some have the letter case that training will have: otherwise, upper-cased words would
     be segmented into single letters."""
-    text, data, seed, weights = scanner.text, config.data, config.seed, None
+    text, data = scanner.text, config.data
+    weights = None
     if data.temperature is not None:
         weights = weights_by_size(text.sizes(len(data.train)), data.temperature)
     if data.augment is None or not data.augment.cases:
@@ -154,8 +155,8 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     augment, symbols = data.augment, pattern_of(config.tokenizer.symbols)
     source, target = (Side(language, symbols) for language in data.common_direction(data.train))
     return (
-        lambda: with_cases(text.side(0, weights), source, augment, seed),
-        lambda: with_cases(text.side(1, weights), target, augment, seed),
+        lambda: with_cases(text.side(0, weights), source, augment, config.seed),
+        lambda: with_cases(text.side(1, weights), target, augment, config.seed),
     )
 
 
