@@ -1,5 +1,6 @@
 """Compares the settings and corpora of a run with the inputs that a data folder was made from."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ PATHS = ("source", "target", "tsv", "jsonl", "parquet", "hub")  # keys of a corp
 
 # Rules of `data.filters` that depend on the languages.
 _RULES_OF_LANGUAGES = ("min_words", "max_words", "max_word_length", "script", "language")
+
+# Keys of the data section that determine how the text is read.
+_OF_TEXT = ("train", "validation", "bad_lines", "filters")
 
 Settings = dict[str, Any]
 
@@ -59,21 +63,38 @@ def corpora_of(data: Settings) -> list[Settings]:
     return [*data["train"], *(validation if isinstance(validation, list) else ())]
 
 
+def agree(old: Settings, new: Settings, keys: Iterable[str]) -> bool:
+    """Whether two data sections have the same values of some keys, perhaps with other paths of corpora."""
+    old, new = _without_paths(old), _without_paths(new)
+    return all(old.get(key) == new.get(key) for key in keys)
+
+
+def _without_paths(data: Settings) -> Settings:
+    """The settings of a data section without the values of the paths of corpora."""
+    hidden = {
+        key: [{name: name in PATHS or value for name, value in corpus.items()} for corpus in data[key]]
+        for key in ("train", "validation")
+        if isinstance(data[key], list)  # otherwise, it is a holdout
+    }
+    return {**data, **hidden}
+
+
 def find_difference(before: Settings, now: Settings) -> str | None:
     """The first difference between the settings of a data folder and those of a run that makes the folder
     useless for the run, as the end of a message; None if there is none. The seed, subword sampling and the
     paths of the corpora may differ."""
-    old, new = before["data"], now["data"]
-    for key in ("max_length", "bad_lines"):
-        if old[key] != new[key]:
-            return f"data.{key} {old[key]}, not {new[key]}"
-    if old.get("filters") != new.get("filters"):
-        return "other data.filters"
-    if old.get("tags") != new.get("tags"):
-        return "other data.language_tags or languages"
-    for key in ("train", "validation"):
-        if without_paths(old[key]) != without_paths(new[key]):
-            return f"another data.{key}"
+    old, new = _without_paths(before["data"]), _without_paths(now["data"])
+    differences = {
+        "max_length": f"data.max_length {old['max_length']}, not {new['max_length']}",
+        "bad_lines": f"data.bad_lines {old['bad_lines']}, not {new['bad_lines']}",
+        "filters": "other data.filters",
+        "tags": "other data.language_tags or languages",
+        "train": "another data.train",
+        "validation": "another data.validation",
+    }
+    for key, difference in differences.items():
+        if old.get(key) != new.get(key):
+            return difference
     return None if before["tokenizer"] == now["tokenizer"] else "another tokenizer"
 
 
@@ -94,7 +115,7 @@ def has_same_text(data: DataConfig, folder: DataFolder, files: RawFiles) -> bool
     `require_same_inputs` ensures."""
     if folder.inputs is None or folder.shared:
         return folder.inputs is not None
-    is_read_alike = _is_read_alike(folder.inputs.settings["data"], describe_data(data))
+    is_read_alike = agree(folder.inputs.settings["data"], describe_data(data), _OF_TEXT)
     return is_read_alike and folder.inputs.contents == files.content_hashes
 
 
@@ -102,35 +123,11 @@ def has_same_pairs(inputs: Inputs | None, own: Inputs) -> bool:
     """Whether a data folder was begun from the readable pairs of a run, with the same validation pairs."""
     if inputs is None or (inputs.contents, inputs.seed) != (own.contents, own.seed):
         return False
-    return _is_read_alike(inputs.settings["data"], own.settings["data"])
+    return agree(inputs.settings["data"], own.settings["data"], _OF_TEXT)
 
 
 def differ_only_in_paths(one: Inputs, other: Inputs) -> bool:
     """Whether two inputs have the same contents and settings, and at most the paths of the corpora differ:
     the raw files were moved."""
-
-    def comparable(inputs: Inputs) -> dict[str, Any]:
-        data = inputs.settings["data"]
-        corpora = {key: without_paths(data[key]) for key in ("train", "validation")}
-        return {**inputs.settings, "data": {**data, **corpora}}
-
-    return one.contents == other.contents and comparable(one) == comparable(other)
-
-
-def has_same_corpora(old: Settings, new: Settings) -> bool:
-    """Whether two data sections describe the same corpora, perhaps with other paths."""
-    return all(without_paths(old[key]) == without_paths(new[key]) for key in ("train", "validation"))
-
-
-def without_paths(corpora: Any) -> Any:
-    """The settings of corpora, or of a holdout, without the values of paths."""
-    if not isinstance(corpora, list):
-        return corpora
-    return [{key: key in PATHS or value for key, value in corpus.items()} for corpus in corpora]
-
-
-def _is_read_alike(old: Settings, new: Settings) -> bool:
-    """Whether the same text is read in the same way with two data sections."""
-    return has_same_corpora(old, new) and all(
-        old.get(key) == new.get(key) for key in ("bad_lines", "filters")
-    )
+    settings = [{**each.settings, "data": _without_paths(each.settings["data"])} for each in (one, other)]
+    return one.contents == other.contents and settings[0] == settings[1]

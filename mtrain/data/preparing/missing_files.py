@@ -4,7 +4,7 @@ import logging
 
 from mtrain.config.corpora import Corpus, HubCorpus
 from mtrain.config.data import DataConfig
-from mtrain.data.preparing.inputs import PATHS, corpora_of, describe_data, has_same_corpora
+from mtrain.data.preparing.inputs import PATHS, agree, corpora_of, describe_data
 from mtrain.data.reading.corpus_files import files_of
 from mtrain.data.reading.raw_files import train_and_validation
 from mtrain.data.store.folder import DataFolder
@@ -56,9 +56,9 @@ def _other_path(data: DataConfig, folder: DataFolder, index: int) -> str | None:
     if folder.inputs is None:
         return None
     old, new = folder.inputs.settings["data"], describe_data(data)
-    if not has_same_corpora(old, new):
+    if not agree(old, new, ("train", "validation")):
         return None
-    before, now = (corpora_of(settings)[index] for settings in (old, new))
+    before, now = corpora_of(old)[index], corpora_of(new)[index]
     return next((str(before[key]) for key in PATHS if key in before and before[key] != now[key]), None)
 
 

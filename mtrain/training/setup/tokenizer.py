@@ -13,7 +13,6 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner
 from mtrain.data.preparing.inputs import describe_data
-from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.rewriting.augment import Side, with_cases
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CURE, DataFolder, shared_tokenizer
@@ -69,7 +68,7 @@ def with_learned_vocab_size(config: Config) -> Config:
 
 
 def prepare_tokenizer(
-    config: Config, scanner: CorpusScanner | None = None, force: bool = False, adapt_vocab_size: bool = False
+    config: Config, scanner: CorpusScanner, force: bool = False, adapt_vocab_size: bool = False
 ) -> Tokenizer:
     """The tokenizer of the run. If there is none, learn it from the training text or copy `tokenizer.path`.
 
@@ -78,7 +77,6 @@ def prepare_tokenizer(
     learned with other settings, or if checkpoints need the one that `force` would replace; ModelError if
     checkpoints need a tokenizer that is missing.
     """
-    scanner = scanner or CorpusScanner(RawFiles(config.data), config.seed, Path(config.run_dir))
     run_dir, shared = Path(config.run_dir), shared_tokenizer(config.data)
     folder, copies = run_dir / "tokenizer", run_dir / "model" / "tokenizer"
     trained = bool(checkpoint_folders(run_dir))
