@@ -61,7 +61,7 @@ def make_trainer(
     ranks: Ranks | None = None,
     folder: DataFolder | None = None,
 ) -> Trainer:
-    """Create or open the run folder, prepare its tokenizer and data, and make a trainer.
+    """Prepare the run and complete its config on rank 0, open it on the other ranks, and make a trainer.
 
     Arguments and errors are those of `fit`; `ranks` have the device already, and `folder` is the data folder
     of the run, which rank 0 has opened. The run folder is not locked.

@@ -105,8 +105,9 @@ def prepare_run(
     workers: int | None = None,
     speed: float | None = None,
 ) -> PreparedRun:
-    """Create or open the run folder, and prepare its tokenizer and its data `folder`, which is opened unless
-    it is given. The run folder is not locked.
+    """Resolve the config, create or open the run folder, learn or open the tokenizer, and encode or open the
+    data. The data `folder` is opened unless it is given. The run folder is not locked, and its config is
+    written only if the run is new.
 
     For `speed` see `resolve_config`. The other arguments, and the errors, are those of `fit` and
     `prepare_only`.

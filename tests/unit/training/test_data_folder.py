@@ -18,7 +18,7 @@ import pytest
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.preparing.folder_lock import locked_data_folder
-from mtrain.data.store.folder import DataFolder, read_summary
+from mtrain.data.store.folder import DataFolder, Summary, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.training.setup.prepare import prepare_only
 from mtrain.training.setup.tokenizer import tokenize
@@ -437,6 +437,19 @@ def test_a_second_process_waits_until_the_folder_is_complete(make, tmp_path, cap
     assert caplog.text.count(f"{tmp_path / 'shared'}: in use by {owner}") == 2
     assert caplog.text.count("tokenizer: learning") == caplog.text.count("encoding the corpus into") == 1
     assert (tmp_path / "a/tokenizer/joint.model").exists() and (tmp_path / "b/tokenizer/joint.model").exists()
+
+
+def test_a_process_reads_the_summary_of_a_complete_folder_once(make, tmp_path, monkeypatch):
+    prepare_only(make("first"))
+    found: list[Path] = []
+
+    def read(folder: Path) -> Summary:
+        found.append(folder)
+        return read_summary(folder)
+
+    monkeypatch.setattr("mtrain.data.store.folder.read_summary", read)
+    prepare_only(make("second"))
+    assert found == [tmp_path / "shared"]
 
 
 def test_the_tokenizer_of_a_shared_folder_is_not_replaced(make, tmp_path):
