@@ -127,9 +127,10 @@ class DataFolder:
 
     def write_summary(self, summary: Summary) -> None:
         """Replace the summary, with its hash. Raises StorageError."""
-        content = {key: value for key, value in summary.items() if key != "sha256"}
-        self.summary = {**content, "sha256": sha256_of_json(content)}
-        write_atomically(self.path / SUMMARY, json.dumps(self.summary, indent=1) + "\n")
+        summary = {key: value for key, value in summary.items() if key != "sha256"}
+        summary["sha256"] = sha256_of_json(summary)
+        write_atomically(self.path / SUMMARY, json.dumps(summary, indent=1) + "\n")
+        self.summary, self.unusable = summary, None
 
     def why_incomplete(self) -> str | None:
         """What the folder lacks of what its summary describes; None if it is complete. Only the sizes of the
