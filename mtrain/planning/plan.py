@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -21,11 +22,11 @@ from mtrain.data.epochs.batch import Batch, collate
 from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.loader import Step
 from mtrain.data.epochs.position import START
-from mtrain.data.prepare import open_prepared
-from mtrain.data.preparing.inputs import check_corpora
+from mtrain.data.prepare import open_data
+from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.folder import find_data_folder
+from mtrain.data.store.folder import DataFolder
 from mtrain.device import (
     keep_freed_memory,
     let_cuda_memory_grow,
@@ -34,7 +35,7 @@ from mtrain.device import (
     resolve_device,
     resolve_precision,
 )
-from mtrain.errors import UsageError
+from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.planning.cost import FP32, Device
 from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
@@ -91,26 +92,31 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     else those of a sample of the text. Raises the errors of `mtrain.errors`.
     """
     data, device = config.data, find_hardware(hardware)
-    check_corpora(data, find_data_folder(data, Path(config.run_dir)))
+    folder = DataFolder.of_run(data, Path(config.run_dir))
+    check_corpora(data, folder)
     scanner = CorpusScanner(RawFiles(data), config.seed, strict=False)
     speed = assumed_speed("cpu" if device.on_cpu else "cuda", devices)
     automatic = vocab_size_is_automatic(config)
-    config, initial_model = resolve_config(config, scanner, speed=speed)
+    config, initial_model, _ = resolve_config(config, scanner, speed=speed)
     earlier = vocab_size_choice(config) if automatic else []
     tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
-    lengths = _find_lengths(config, scanner, tokenizer).of_examples(config.model)
+    lengths = _find_lengths(config, folder, scanner, tokenizer).of_examples(config.model)
     if config.training.r_drop_after:
         log.warning("training.r_drop_after is ignored; the steps before it are about twice as fast")
     planner = _Planner(device, devices, lengths, tokenizer)
     return planner.plan(planner.complete(config, earlier, speed), price)
 
 
-def _find_lengths(config: Config, scanner: CorpusScanner, tokenizer: Tokenizer | None) -> TrainingLengths:
-    folder = find_data_folder(config.data, Path(config.run_dir))
-    data = None if tokenizer is None else open_prepared(config.data, tokenizer, folder, config.seed)
+def _find_lengths(
+    config: Config, folder: DataFolder, scanner: CorpusScanner, tokenizer: Tokenizer | None
+) -> TrainingLengths:
+    data = None
+    if tokenizer is not None and folder.is_complete:
+        with suppress(ModelError, StorageError):  # it was prepared with other settings, or is damaged
+            data = open_data(config.data, tokenizer, folder, config.seed, verify=False)
     if data is not None:
         average = "" if config.data.stages is None else "; an average epoch of data.stages"
-        return TrainingLengths.of_data(data, config, f"encoded pairs in {folder}{average}")
+        return TrainingLengths.of_data(data, config, f"encoded pairs in {folder.path}{average}")
     mixed = {
         "the shares of data.stages are": config.data.stages is not None,
         "data.temperature is": config.data.temperature is not None,

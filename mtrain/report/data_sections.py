@@ -31,7 +31,7 @@ def html_data(run: RunRecords) -> str:
         facts["Dropped"] = ", ".join(f"{why}: {count:,}" for why, count in dropped.items()) or "none"
     parts = []
     if run.findings is not None:
-        found, listed_warnings = run.findings
+        found = run.findings
         facts["Scripts"] = " to ".join(script or "none" for script in found.scripts)
         about = "about " if found.duplicates_error else ""
         facts["Duplicate training pairs"] = f"{about}{found.duplicates:,}"
@@ -42,7 +42,7 @@ def html_data(run: RunRecords) -> str:
             facts["Longer than data.max_length"] = (
                 f"{segmentation.too_long:,} of {segmentation.pairs:,} sampled pairs"
             )
-        warnings = "".join(f"<li>{escape(text)}</li>" for text in listed_warnings)
+        warnings = "".join(f"<li>{escape(text)}</li>" for text in found.warnings)
         parts.append(f'<h3>Findings of the check</h3><ul class="warnings">{warnings or "<li>none</li>"}</ul>')
         parts.append(_finding_tables(found))
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())

@@ -22,8 +22,7 @@ from mtrain.checkpoint.model_info import (
     new_info,
 )
 from mtrain.config.schema import Config
-from mtrain.data.store.folder import VALIDATION
-from mtrain.data.store.summary import Summary, inputs_of, read_summary
+from mtrain.data.store.folder import VALIDATION, Summary, inputs_of, read_summary
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_lines
 from mtrain.runs.json_records import read_record

@@ -14,7 +14,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
-from mtrain.data.prepare import prepare_data
 from mtrain.data.reading.lines import read_text
 from mtrain.data.reading.parse import read_corpus, read_pairs
 from mtrain.errors import DataError
@@ -22,7 +21,7 @@ from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.cli import changed, one_line, run_forked, start_forked
 from tests.support.corpora import BAD_BYTES, DATA, read, text_pair, write
-from tests.support.encoding import TOY, config, dropped, text_of
+from tests.support.encoding import TOY, config, dropped, prepare_data, text_of
 from tests.support.encoding import write as write_tsv
 from tests.support.training import PAIRS
 

@@ -13,14 +13,13 @@ from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
 from mtrain.data.epochs.mixing import weights_by_size
-from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.report import check_data
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError
 from mtrain.training.setup.lengths import TrainingLengths
 from tests.support import tokenizers
-from tests.support.encoding import TOY, config, rows, text_of, write
+from tests.support.encoding import TOY, config, prepare_data, rows, text_of, write
 from tests.support.tokenizers import TYPES
 
 TAGS = ["<en>", "<2fr>", "<fr>", "<2en>"]

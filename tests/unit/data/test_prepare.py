@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from mtrain import processes
 from mtrain.data import Pair
-from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting import resegment, rewrite
@@ -31,7 +30,7 @@ from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.support.corpora import block_of
-from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, write
+from tests.support.encoding import TOY, config, dropped, prepare_data, rows, rows_of, text_of, write
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -605,7 +604,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
     program = """if True:
         import json, os, sys
         from pathlib import Path
-        from mtrain.data.prepare import prepare_data
+        from tests.support.encoding import prepare_data
         from mtrain.config.data import DataConfig
         from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mtrain.config.corpora import TextTestSet
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.preparing.inputs import check_corpora
+from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.digests import content_hash
 from mtrain.data.reading.files import files_of, further_references, place_of, toy_pairs

@@ -23,7 +23,7 @@ from mtrain.data.scanning.leaks import Leak
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
-from mtrain.training.setup.tokenizer import prepare_tokenizer
+from mtrain.training.setup.tokenizer import tokenize
 
 GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
 
@@ -344,7 +344,7 @@ def test_the_script_filter_finds_the_texts_with_another_script(texts: list[str],
 
 def test_a_sample_is_segmented_with_the_tokenizer(corpora):
     config = corpora(GOOD)
-    tokenizer = prepare_tokenizer(config)
+    tokenizer = tokenize(config)
     found = check_data(config.data, tokenizer).segmentation
     assert found is not None and found.pairs == 200 and found.too_long == 0
     assert found.unknown == [0, 0] and min(found.tokens_per_word) >= 1
