@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from mtrain.config.model import ModelConfig
@@ -39,6 +38,7 @@ from mtrain.planning.cost import FP32, Device, count_parameters
 from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.planning.scaling import Run, predict_run
+from mtrain.tokenizer.rows import Rows
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.setup.complete import (
     choose_values,
@@ -267,9 +267,8 @@ def random_steps(
     because the corpus may not be encoded yet."""
     generator = np.random.default_rng(0)
 
-    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> pa.ListArray:
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(starts, generator.integers(vocabulary, size=starts[-1]))
+    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> Rows:
+        return Rows(generator.integers(vocabulary, size=counts.sum()), counts)
 
     def batch(rows: npt.NDArray[np.int64]) -> Batch:
         source = ids(lengths[0][rows], architecture.source_vocab_size)

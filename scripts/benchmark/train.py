@@ -95,9 +95,9 @@ def _export(corpus: EncodedCorpus, plan: BatchPlan, file: Path) -> None:
     source, target = corpus.fetch(list(range(len(corpus))))
     np.savez(
         file,
-        source_ids=source.flatten().to_numpy(),
+        source_ids=source.ids,
         source_lengths=corpus.source_lengths,
-        target_ids=target.flatten().to_numpy(),
+        target_ids=target.ids,
         target_lengths=corpus.target_lengths,
         rows=np.concatenate(micro_batches),
         micro_batch_sizes=[len(rows) for rows in micro_batches],

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, distributed
@@ -22,6 +21,7 @@ from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search import search
 from mtrain.device import copy_to_host_async, resolve_device
 from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.rows import Rows
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.step.learner import Learner
 from tests.support.paths import ROOT
@@ -75,7 +75,7 @@ def padded() -> tuple[Transformer, Batch, Tensor, list[Tensor]]:
     sides = []
     for _ in range(2):
         rows = [[*generator.integers(4, 500, length), 3] for length in generator.integers(2, 100, 24)]
-        sides.append(pa.array(rows, pa.list_(pa.int32())))
+        sides.append(Rows.from_lists(rows))
     batch = collate(*sides, 0, 2, list(range(24)))
     return model, batch, *gradients(model, batch, torch.float64, "cpu", "fp32", "off")
 

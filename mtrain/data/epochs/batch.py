@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.tokenizer.rows import Rows, pad
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,7 @@ class Batch:
         return type(self)(*tensors, self.target_tokens, self.rows)  # type: ignore[call-arg, arg-type]
 
 
-def pad(rows: pa.ListArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Pad lists of ids on the right. Returns a matrix and a mask, True at ids, both (rows, longest)."""
-    lengths = rows.value_lengths().to_numpy()
-    keep = np.arange(lengths.max(initial=0)) < lengths[:, None]
-    matrix = np.full(keep.shape, fill, np.int64)
-    matrix[keep] = rows.flatten().to_numpy()
-    return matrix, keep
-
-
-def collate(source: pa.ListArray, target: pa.ListArray, pad_id: int, bos_id: int, rows: list[int]) -> Batch:
+def collate(source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int]) -> Batch:
     """Pad encoded pairs into a Batch. Each side ends in EOS."""
     source_ids, source_keep = pad(source, pad_id)
     labels, target_keep = pad(target, IGNORE)

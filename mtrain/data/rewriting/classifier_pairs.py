@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
 from mtrain.data.rewriting.corruption import Corrupter, Example, Pair
-from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides
 from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.tokenizer.rows import Ids, Indices
+from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 BAD, GOOD = 0, 1  # the classes
@@ -50,7 +50,7 @@ class ExampleMaker:
                 version = pair if example is None else example.good if good else example.bad
                 sequences.append(pair_sequence(version, self._eos))
                 classes.append([GOOD if good else BAD])
-            yield from_lists(sequences), from_lists(classes)
+            yield Rows.from_lists(sequences), Rows.from_lists(classes)
 
 
 def _draw_example(
@@ -85,5 +85,5 @@ def pair_sequence(pair: Pair, eos: int) -> list[int]:
 
 
 def _pairs(corpus: EncodedCorpus, rows: Indices) -> Iterator[Pair]:
-    source, target = corpus.rows(rows)
-    return ((one[:-1], other[:-1]) for one, other in zip(to_lists(source), to_lists(target), strict=True))
+    sides = (side.to_lists() for side in corpus.fetch(rows))
+    return ((source[:-1], target[:-1]) for source, target in zip(*sides, strict=True))

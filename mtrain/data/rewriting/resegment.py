@@ -18,7 +18,7 @@ import numpy as np
 
 from mtrain.config.data import DataConfig
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides
 from mtrain.data.rewriting.throttle import Pace
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.distributed.launch import read_launch
@@ -67,7 +67,7 @@ class Resegmenter:
         """New ids of all rows, a block at a time."""
 
         def rows(block: int) -> Sides:
-            return corpus.rows(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
+            return corpus.fetch(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
 
         def local(block: int) -> Sides:
             with pace.measured():
@@ -121,7 +121,7 @@ def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -
 
     def resegment(block: Sides, key: Key, number: int) -> Sides:
         if augment is not None:
-            pairs = list(zip(*map(to_lists, block), strict=True))
+            pairs = list(zip(*(side.to_lists() for side in block), strict=True))
             block = _from_pairs(augment(pairs, _generator("augment", seed, *key, number)))
         if samplers:
             # With a key of its own, because the order of batches depends on [seed, *key].
@@ -150,7 +150,7 @@ def _generator(*parts: object) -> random.Random:
 
 def _from_pairs(pairs: Sequence[EncodedPair]) -> Sides:
     sources, targets = zip(*pairs, strict=True)
-    return from_lists(sources), from_lists(targets)
+    return Rows.from_lists(sources), Rows.from_lists(targets)
 
 
 def _to_message(sides: Sides, header: dict[str, object]) -> Message:

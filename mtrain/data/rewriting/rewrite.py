@@ -4,8 +4,7 @@ A change is made in blocks of rows and depends only on the seed, the epoch, the 
 result is stored in temporary files, so that memory does not depend on the size of a window.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -52,14 +51,3 @@ class ScratchStorage:
     def _map(self, file: IO[bytes]) -> Ids:
         file.flush()
         return np.memmap(file, self._dtype, "r")
-
-
-def to_lists(rows: Rows) -> Iterator[list[int]]:
-    """The ids of each row."""
-    ids = rows.ids.tolist()
-    return (ids[start:stop] for start, stop in pairwise(rows.starts.tolist()))
-
-
-def from_lists(rows: Sequence[list[int]]) -> Rows:
-    """The inverse of `to_lists`."""
-    return Rows(np.concatenate(rows, dtype=np.int32), np.array(list(map(len, rows)), np.int32))

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from mtrain.config.corpora import Corpus
 from mtrain.data.reading.corpus_files import place_of
@@ -92,13 +91,9 @@ class EncodedCorpus:
         found._weights = weights, self._weights[1]
         return found
 
-    def fetch(self, rows: Sequence[int]) -> tuple[pa.ListArray, pa.ListArray]:
-        """Source and target ids of the given rows, in the given order."""
-        source, target = self.rows(np.asarray(rows, np.int64))
-        return _lists(source), _lists(target)
-
-    def rows(self, wanted: npt.NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Like `fetch`, as arrays; ids are int32."""
+    def fetch(self, rows: Sequence[int] | Indices) -> tuple[Rows, Rows]:
+        """Source and target ids (int32) of the given rows, in the given order."""
+        wanted = np.asarray(rows, np.int64)
         owners = np.searchsorted(self._edges, wanted, side="right") - 1
         order = np.argsort(owners, kind="stable")  # groups the rows by the part that has their ids
         edges = [0, *(np.flatnonzero(np.diff(owners[order])) + 1).tolist(), len(order)]
@@ -127,10 +122,6 @@ class EncodedCorpus:
 
         weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], added)
         return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], weights, locate)
-
-
-def _lists(rows: Rows) -> pa.ListArray:
-    return pa.ListArray.from_arrays(rows.starts.astype(np.int32), rows.ids)
 
 
 def _compact(indices: Ids) -> Ids:

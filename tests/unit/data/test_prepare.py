@@ -72,9 +72,12 @@ def test_fetch_returns_rows_in_the_requested_order(tmp_path: Path, tokenizer: To
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     whole = rows(prepared)
     source, target = prepared.train.encoded().fetch([7, 2, 7, 299])
-    assert source.to_pylist() == [whole[i][0] for i in (7, 2, 7, 299)]
-    assert target.to_pylist() == [whole[i][1] for i in (7, 2, 7, 299)]
-    assert [len(column) for column in prepared.train.encoded().fetch([])] == [0, 0]  # a rank without rows
+    assert source.to_lists() == [whole[i][0] for i in (7, 2, 7, 299)]
+    assert target.to_lists() == [whole[i][1] for i in (7, 2, 7, 299)]
+    assert [len(column.lengths) for column in prepared.train.encoded().fetch([])] == [
+        0,
+        0,
+    ]  # a rank without rows
 
 
 def test_the_block_size_does_not_matter(
@@ -609,7 +612,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
         data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
         corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.open(3)
         source, target = corpus.fetch(list(range(len(corpus))))
-        print(json.dumps([source.to_pylist(), target.to_pylist()]))"""
+        print(json.dumps([source.to_lists(), target.to_lists()]))"""
     arguments = [data.model_dump_json(), str(sampler.files[0].parent), str(tmp_path / "data")]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=True)
     assert list(zip(*json.loads(done.stdout), strict=True)) == rows_of(held)
@@ -693,7 +696,7 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = sorted((tmp_path / "data").iterdir())
     held = prepared.train.open(0)
-    assert len(held.fetch([0, 299])[0]) == 2
+    assert len(held.fetch([0, 299])[0].lengths) == 2
 
     def full(**_):
         raise OSError(28, "No space left on device")
@@ -702,4 +705,4 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     with pytest.raises(StorageError, match="No space left"):
         prepared.train.open(1)
     assert sorted((tmp_path / "data").iterdir()) == before
-    assert len(held.fetch([0, 299])[0]) == 2
+    assert len(held.fetch([0, 299])[0].lengths) == 2

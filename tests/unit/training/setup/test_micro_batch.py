@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -13,6 +12,7 @@ from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.batching import plan_batches
 from mtrain.data.epochs.loader import Window
 from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.rows import Rows
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.setup import micro_batch as memory
 from mtrain.training.setup.micro_batch import activation_bytes, available_memory, choose_micro_batch_tokens
@@ -166,7 +166,7 @@ def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config
     lengths = np.array([300] * 400 + [50_000], dtype=np.int32)
 
     def fetch(rows):
-        side = pa.array([np.zeros(lengths[row], np.int32) for row in rows], pa.list_(pa.int32()))
+        side = Rows(np.zeros(lengths[rows].sum(), np.int32), lengths[rows])
         return side, side
 
     corpus = SimpleNamespace(source_lengths=lengths, target_lengths=lengths, fetch=fetch)
