@@ -22,7 +22,7 @@ from mtrain.data.preparing.inputs import (
 from mtrain.data.reading.digests import read_digests
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.rewriting.classifier_pairs import ExampleMaker
-from mtrain.data.rewriting.resegment import Resegmenter
+from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import read_suspects, remove_suspects
@@ -174,9 +174,9 @@ def _make_corpus(
 ) -> WindowedCorpus:
     rewrites: list[Rewrite] = []
     if data.changes_pairs:
-        rewrites.append(Resegmenter(data, tokenizer, seed, run_dir))
+        rewrites.append(Reencoder(data, tokenizer, seed))
     if data.corruptions is not None:
-        rewrites.append(ExampleMaker(data, tokenizer, seed, run_dir))
+        rewrites.append(ExampleMaker(data, tokenizer, seed))
     return WindowedCorpus(contents.shards, data, seed, run_dir, verified, rewrites)
 
 

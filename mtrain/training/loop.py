@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from pathlib import Path
 from signal import Signals
@@ -14,7 +15,7 @@ from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.batching import batch_order
 from mtrain.data.epochs.loader import Loader, Step, Window
 from mtrain.data.epochs.position import Position
-from mtrain.data.rewriting.throttle import CancelledError, Pace
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
@@ -111,8 +112,8 @@ class Trainer:
             return
         self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
-            pace = Pace(cancelled=lambda: stop.received is not None)
-            position, window = self.loader.find(self.state.position, pace)
+            throttle = Throttle(cancelled=lambda: stop.received is not None)
+            position, window = self.loader.find(self.state.position, throttle)
         windows = self.loader.corpus.count_windows(position.starts)
         log_setup(
             self.model,

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from mtrain.data.epochs.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.epochs.mixing import FIRST_STAGE, Starts
 from mtrain.data.epochs.position import START, Position, StageEnds
 from mtrain.data.epochs.windows import WindowedCorpus
-from mtrain.data.rewriting.throttle import CancelledError, Pace, never
+from mtrain.data.rewriting.throttle import Throttle, never
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.duration import format_duration
 from mtrain.errors import DataError
@@ -88,7 +88,7 @@ class Loader:
         self._opening = threading.Lock()
 
     def open(
-        self, epoch: int, window: int = 0, pace: Pace | None = None, starts: Starts = FIRST_STAGE
+        self, epoch: int, window: int = 0, throttle: Throttle | None = None, starts: Starts = FIRST_STAGE
     ) -> Window:
         """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
         The latest window with steps is cached.
@@ -98,7 +98,7 @@ class Loader:
         with self._opening:
             if (epoch, window, starts) in self._opened:
                 return self._opened[epoch, window, starts]
-            corpus, recipe = self.corpus.open(epoch, window, pace, starts), self.config.training
+            corpus, recipe = self.corpus.open(epoch, window, throttle, starts), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)
             sizes = (recipe.batch_tokens, self.micro_batch_tokens)
             key = (self.config.seed, *self.corpus.key(epoch, window, starts))
@@ -109,7 +109,7 @@ class Loader:
                 self._opened = {(epoch, window, starts): opened}
             return opened
 
-    def find(self, position: Position, pace: Pace | None = None) -> Opened:
+    def find(self, position: Position, throttle: Throttle | None = None) -> Opened:
         """The first window with steps from a position on, and the position of its first step.
 
         Raises DataError if a whole epoch has no pairs, and what `open` raises.
@@ -118,7 +118,7 @@ class Loader:
         epoch_is_empty = position.window == 0  # as far as is known
 
         def open_at(at: Position) -> Window:
-            return self.open(at.epoch, at.window, pace, at.starts)
+            return self.open(at.epoch, at.window, throttle, at.starts)
 
         while not (window := open_at(position)).plan.steps:
             following = self._after(position)
@@ -143,7 +143,7 @@ class Loader:
         """
         # The next steps and, with the last one of a window, the window that follows.
         pending: deque[tuple[Future[Step], Future[Opened] | None]] = deque()
-        pace = Pace(cancelled=cancelled)  # of the work on the next window; training waits for the first one
+        throttle = Throttle(cancelled=cancelled)  # training waits for the first window
 
         def following_step() -> Step:
             making, opening = pending.popleft()
@@ -152,13 +152,13 @@ class Loader:
 
         with ThreadPoolExecutor(1, "windows") as background, ThreadPoolExecutor(1, "loader") as pool:
             try:
-                position, window = self.find(start, pace)
+                position, window = self.find(start, throttle)
                 while True:
                     taken = self._stages.steps_to_take(position, len(window.plan.steps))
-                    pace = Pace(taken)
+                    throttle = Throttle(taken)
                     after, opening = self._after(position, taken), None
                     if self._is_trained_on(after):
-                        opening = background.submit(self.find, after, pace)
+                        opening = background.submit(self.find, after, throttle)
                     for done in range(1, taken + 1):
                         following = after
                         if done < taken:
@@ -169,17 +169,17 @@ class Loader:
                         pending.append((making, opening if is_last and window.share < 1 else None))
                         if len(pending) > AHEAD:
                             yield following_step()
-                            pace.step()
-                    pace.hurry()
+                            throttle.step()
+                    throttle.hurry()
                     # If the next window is ready, its batches are made before the last ones are used.
                     while pending and not (opening and opening.done() and not opening.exception()):
                         yield following_step()
                     if opening is None:
-                        position, window = self.find(after, Pace(cancelled=cancelled))
+                        position, window = self.find(after, Throttle(cancelled=cancelled))
                     else:
                         position, window = _wait_for_window(opening, cancelled)
             finally:
-                pace.cancel()
+                throttle.cancel()
 
     def _after(self, position: Position, taken: int = 0) -> Position:
         """The start of the window that follows the one at a position, after `taken` steps there."""

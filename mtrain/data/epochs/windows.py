@@ -16,8 +16,8 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.epochs.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
 from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
-from mtrain.data.rewriting.rewrite import Key, Rewrite
-from mtrain.data.rewriting.throttle import Pace
+from mtrain.data.rewriting.rewrite import Key, Rewrite, replace_rows
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.damaged import add_suspect
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
@@ -37,8 +37,8 @@ class WindowedCorpus:
         rewrites: Sequence[Rewrite] = (),
     ):
         """`verified` are the buckets that have just been compared with their hashes. Damaged shards are
-        recorded in `run_dir`. The `rewrites` change the rows of each window, one after the other. Raises what
-        `Mixer` raises."""
+        recorded in `run_dir`, and temporary files are written there. The `rewrites` change the rows of each
+        window, one after the other. Raises DataError if a corpus with a share in a stage has no pairs."""
         self._run_dir = run_dir
         self._shards, self._corpora, self._seed = shards, _weighted(data, shards), seed
         self._rewrites = rewrites
@@ -98,7 +98,7 @@ class WindowedCorpus:
         return corpus
 
     def open(
-        self, epoch: int, window: int = 0, pace: Pace | None = None, starts: Starts = FIRST_STAGE
+        self, epoch: int, window: int = 0, throttle: Throttle | None = None, starts: Starts = FIRST_STAGE
     ) -> EncodedCorpus:
         """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
         the numbers of times that they occur. Raises DataError if pairs are damaged, and what the rewrites
@@ -106,8 +106,9 @@ class WindowedCorpus:
         if self._whole is not None and self.mixer is None:
             self.require_undamaged()
         corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
+        key, throttle = self.key(epoch, window, starts), throttle or Throttle()
         for rewrite in self._rewrites if len(corpus) else ():
-            corpus = rewrite(corpus, self.key(epoch, window, starts), pace or Pace())
+            corpus = replace_rows(corpus, rewrite(corpus, key, throttle), self._run_dir, throttle)
         return corpus
 
     @property

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 _SPEED = 2  # the work proceeds at most this many times as fast as training
@@ -10,16 +11,12 @@ _MARGIN = 3  # it waits only if training takes this many times as long as the re
 _PAUSE = 10.0  # seconds without a step, after which the work no longer waits
 
 
-class CancelledError(Exception):
-    """The result is no longer needed."""
-
-
 def never() -> bool:
     """For work that is not cancelled."""
     return False
 
 
-class Pace:
+class Throttle:
     """Tells work on a window whether it is still needed, and when its next block may start. It is shared by
     the thread that trains and the one that does the work.
 

@@ -111,17 +111,24 @@ class EncodedCorpus:
             sides.append(Rows(ids, lengths))
         return sides[0], sides[1]
 
-    def with_ids(self, ids: tuple[Ids, Ids], lengths: tuple[Ids, Ids]) -> "EncodedCorpus":
-        """The same rows with other ids, which are those of the rows one after another. Any further rows are
-        noise that was added to the corpus."""
-        starts = [Rows(*side).starts[:-1] for side in zip(ids, lengths, strict=True)]
+    @property
+    def id_type(self) -> np.dtype[np.integer]:
+        """The integer type of all ids."""
+        return np.result_type(*(ids.dtype for sides in self._ids for ids in sides))
+
+    def with_rows(self, sides: tuple[Rows, Rows]) -> "EncodedCorpus":
+        """The same pairs with other source and target ids. Rows beyond `len(self)` are noise that is added to
+        the corpus."""
+        ids = sides[0].ids, sides[1].ids
+        starts = sides[0].starts[:-1], sides[1].starts[:-1]
+        lengths = sides[0].lengths, sides[1].lengths
         added = len(lengths[0]) - len(self)
 
         def locate(rows: Sequence[int]) -> list[str]:
             return [self.locate([row])[0] if row < len(self) else "data.augment.noise" for row in rows]
 
         weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], added)
-        return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], weights, locate)
+        return EncodedCorpus([_Part(ids, starts, lengths)], weights, locate)
 
 
 def _compact(indices: Ids) -> Ids:

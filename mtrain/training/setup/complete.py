@@ -27,7 +27,7 @@ from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.loader import Loader, Step
 from mtrain.data.prepare import PreparedData
-from mtrain.data.rewriting.resegment import Resegmenter
+from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
@@ -70,7 +70,7 @@ def complete_config(
     """
 
     # To segment a window again would take long, and each timing would do it.
-    corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Resegmenter))
+    corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Reencoder))
 
     def speed(sized: Config) -> float:
         log.info("timing some training steps")

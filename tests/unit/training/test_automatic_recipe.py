@@ -18,7 +18,7 @@ from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import Position, Step
 from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.rewriting.resegment import Resegmenter
+from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError
@@ -249,7 +249,7 @@ def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkey
     """With millions of pairs, it would take minutes each time."""
     data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}, "subword_sampling": 0.1}
     run = prepare_run(automatic(make_config(data=data), max_minutes=0.1))
-    monkeypatch.setattr(Resegmenter, "__call__", None)
+    monkeypatch.setattr(Reencoder, "__call__", None)
     ranks = Ranks(torch.device("cpu"))
     assert complete_config.complete_config(run.config, run.tokenizer, run.data, ranks).training.max_steps
 

@@ -2,15 +2,25 @@
 
 import random
 import re
+import tempfile
+from concurrent.futures import CancelledError
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mtrain.config.corruptions import Corruptions
 from mtrain.data.prepare import prepare_data
-from mtrain.data.rewriting.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
-from mtrain.data.rewriting.corruption import Corrupter
-from mtrain.data.rewriting.throttle import CancelledError, Pace, never
+from mtrain.data.rewriting.classifier_pairs import (
+    BAD,
+    GOOD,
+    Corrupter,
+    ExampleMaker,
+    draw_others,
+    pair_sequence,
+)
+from mtrain.data.rewriting.rewrite import replace_rows
+from mtrain.data.rewriting.throttle import Throttle, never
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 from tests.support.training import PAIRS
@@ -127,8 +137,9 @@ def training_pairs(make_config, tokenizer, tmp_path):
 
 def examples(config, tokenizer, corpus, key=(0,), seed=1, cancelled=never):
     """The sequences and the classes of the examples of an epoch."""
-    made = ExampleMaker(config.data, tokenizer, seed, config.run_dir and corpus._run_dir)
-    source, target = made(corpus.encoded(), key, Pace(cancelled=cancelled)).fetch(range(len(corpus)))
+    raw, throttle = corpus.encoded(), Throttle(cancelled=cancelled)
+    blocks = ExampleMaker(config.data, tokenizer, seed)(raw, key, throttle)
+    source, target = replace_rows(raw, blocks, Path(tempfile.gettempdir()), throttle).fetch(range(len(raw)))
     return source.to_lists(), [label for [label] in target.to_lists()]
 
 

@@ -1,25 +1,23 @@
-"""New ids for the pairs of a window: their text is changed by `data.augment`, and new segmentations are
+"""Encodes the pairs of a window again: their text is changed by `data.augment`, and new segmentations are
 sampled by `data.subword_sampling`.
 
 This would slow down training in the same process, because threads share Python's global interpreter lock.
-Many pairs are therefore segmented in worker processes.
+Many pairs are therefore encoded in worker processes.
 """
 
 import os
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import closing
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from mtrain.config.data import DataConfig
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides
-from mtrain.data.rewriting.throttle import Pace
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores
@@ -33,49 +31,43 @@ from mtrain.worker_messages import serve as serve_tasks
 # training waits for.
 _NICE = 15
 # Its arguments are the rows of a block, the key, and the number of the block.
-ResegmentBlock = Callable[[Sides, Key, int], Sides]
+ReencodeBlock = Callable[[Sides, Key, int], Sides]
 
 
-class Resegmenter:
+class Reencoder:
     """Changes and segments pairs again. The result depends only on the settings, the seed, the key and the
     rows."""
 
-    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, scratch: Path):
-        """The ids are written to temporary files in `scratch`."""
-        self._augment, self._seed = _make_augmenter(data, tokenizer), seed
-        self._block = _make_block_resegmenter(data, tokenizer, seed)
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
+        self._seed = seed
+        self._augment = _make_augmenter(data, tokenizer)
+        self._block = _make_block_reencoder(data, tokenizer, seed)
         folder = str(tokenizer.files[0].parent.resolve())
         self._settings = {"data": data.model_dump(mode="json"), "tokenizer": folder, "seed": seed}
-        self._storage = ScratchStorage(tokenizer, scratch)
         self._calls = 0
 
-    def __call__(self, corpus: EncodedCorpus, key: Key, pace: Pace) -> EncodedCorpus:
-        """The rows of a corpus with new ids, and rows of noise after them. Raises StorageError if they cannot
-        be written; CancelledError if they are no longer needed. `pace` says when a block may start."""
+    def __call__(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
+        """Yield the rows of a corpus with new ids, and rows of noise after them, in blocks. Raises
+        CancelledError if they are no longer needed."""
         self._calls += 1
-        with closing(self._blocks(corpus, key, pace)) as blocks:
-            return self._storage.replace_rows(corpus, chain(blocks, self._noise(corpus, key)), pace)
+        yield from self._reencoded(corpus, key, throttle)
+        if self._augment is not None:
+            noise = self._augment.noise(len(corpus), _generator("noise", self._seed, *key))
+            if noise:
+                yield _from_pairs(noise)
 
-    def _noise(self, corpus: EncodedCorpus, key: Key) -> list[Sides]:
-        """A block with the noise that is added to a corpus, unless there is none."""
-        if self._augment is None:
-            return []
-        pairs = self._augment.noise(len(corpus), _generator("noise", self._seed, *key))
-        return [_from_pairs(pairs)] if pairs else []
-
-    def _blocks(self, corpus: EncodedCorpus, key: Key, pace: Pace) -> Generator[Sides, None, None]:
-        """New ids of all rows, a block at a time."""
+    def _reencoded(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
 
         def rows(block: int) -> Sides:
             return corpus.fetch(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
 
         def local(block: int) -> Sides:
-            with pace.measured():
+            with throttle.measured():
                 return self._block(rows(block), key, block)
 
         def remote(process: WorkerProcess, block: int) -> Sides:
             header = {"key": key, "block": block, "waited_for": self._calls == 1}
-            with pace.measured():
+            with throttle.measured():
                 answer = process.call(_to_message(rows(block), header))
             return _from_message(answer)
 
@@ -83,9 +75,9 @@ class Resegmenter:
         if count <= 1:  # starting a process takes longer
             yield from map(local, range(count))
         else:
-            blocks = pace.spread(count, self._pool.count)
+            blocks = throttle.spread(count, self._pool.count)
             try:
-                for _, new in self._pool.map(blocks, remote, local, pace.require_needed):
+                for _, new in self._pool.map(blocks, remote, local, throttle.require_needed):
                     yield new
             except CancelledError:
                 del self._pool  # it is closed
@@ -97,7 +89,7 @@ class Resegmenter:
 
 
 def count_processes() -> int:
-    """The number of processes that segment pairs: half of the cores, shared among the ranks of this
+    """The number of processes that encode pairs: half of the cores, shared among the ranks of this
     machine."""
     return max(1, count_cores() // 2 // read_launch().local_size)
 
@@ -106,7 +98,7 @@ def _make_augmenter(data: DataConfig, tokenizer: Tokenizer) -> PairAugmenter | N
     return None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
 
 
-def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock:
+def _make_block_reencoder(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ReencodeBlock:
     """A function that changes the pairs of a block and samples new segmentations. They depend only on (seed,
     key, block).
 
@@ -119,7 +111,7 @@ def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -
         if tokenizer.target is not tokenizer.source:
             samplers[1] = make_resegment(tokenizer.target, strength)
 
-    def resegment(block: Sides, key: Key, number: int) -> Sides:
+    def reencode(block: Sides, key: Key, number: int) -> Sides:
         if augment is not None:
             pairs = list(zip(*(side.to_lists() for side in block), strict=True))
             block = _from_pairs(augment(pairs, _generator("augment", seed, *key, number)))
@@ -131,7 +123,7 @@ def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -
             block = _choose(new, block, data.max_length)
         return block
 
-    return resegment
+    return reencode
 
 
 def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
@@ -163,7 +155,7 @@ def _from_message(message: Message) -> Sides:
 
 
 def serve() -> None:
-    """The worker process: segment blocks until the pipe is closed."""
+    """The worker process: encode blocks until the pipe is closed."""
     serve_tasks(_prepare)
 
 
@@ -171,7 +163,7 @@ def _prepare(receive: Receive) -> Answer:
     settings = receive().header
     data, tokenizer = DataConfig.model_validate(settings["data"]), Tokenizer(Path(settings["tokenizer"]))
     tokenizer.set_threads(1)
-    resegment = _make_block_resegmenter(data, tokenizer, settings["seed"])
+    reencode = _make_block_reencoder(data, tokenizer, settings["seed"])
     has_low_priority = not hasattr(os, "nice")  # on Windows
 
     def answer(task: Message) -> Message:
@@ -179,6 +171,6 @@ def _prepare(receive: Receive) -> Answer:
         if not task.header["waited_for"] and not has_low_priority:
             os.nice(_NICE)
             has_low_priority = True
-        return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
+        return _to_message(reencode(_from_message(task), task.header["key"], task.header["block"]), {})
 
     return answer
