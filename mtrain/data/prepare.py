@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
-from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
+from mtrain.data.epochs.schedule import ONE_WINDOW, WindowLayout
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.preparing.encode_folder import FolderEncoder, format_counts
 from mtrain.data.preparing.inputs import (

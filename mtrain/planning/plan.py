@@ -18,8 +18,8 @@ from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch, collate
 from mtrain.data.epochs.batching import BatchPlan
-from mtrain.data.epochs.loader import Step
-from mtrain.data.epochs.position import START
+from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.prepare import open_prepared
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.reading.raw_files import RawFiles
@@ -221,7 +221,7 @@ class _Planner:
         keep_freed_memory()
         limit_onednn_cache()
 
-        def steps(_: Learner) -> Iterator[Step]:
+        def steps(_: Learner) -> Iterator[StepInput]:
             return random_steps(architecture, (self.lengths.source, self.lengths.target), alone.plan)
 
         speed = measure_speed(architecture, config.training, device, steps)
@@ -262,7 +262,7 @@ def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
 
 def random_steps(
     architecture: ModelConfig, lengths: tuple[Lengths, Lengths], plan: BatchPlan
-) -> Iterator[Step]:
+) -> Iterator[StepInput]:
     """Yield the steps of a plan endlessly, with random tokens in pairs of these source and target lengths,
     because the corpus may not be encoded yet."""
     generator = np.random.default_rng(0)
@@ -276,4 +276,4 @@ def random_steps(
         return collate(source, target, architecture.pad_id, architecture.bos_id, rows.tolist())
 
     for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
-        yield Step(1, tokens, [batch(rows) for rows in step if len(rows)], list, START)
+        yield StepInput(1, tokens, [batch(rows) for rows in step if len(rows)], list, Position())

@@ -17,6 +17,7 @@ from mtrain import Translator
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch, collate
+from mtrain.data.epochs.loader import largest_batches
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search import search
 from mtrain.device import copy_to_host_async, resolve_device
@@ -164,7 +165,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
 
 def test_batches_are_in_pinned_memory(make_config):
     trainer = make_trainer(make_config(), device="cuda")
-    batch = trainer.loader.largest(trainer.loader.open(0))[0]
+    batch = largest_batches(trainer.loader, trainer.planner.open(0))[0]
     assert batch.source.is_pinned() and batch.split(0)[-1].labels.is_pinned()
 
 

@@ -24,8 +24,9 @@ from mtrain.config.recipe import (
     warmup,
 )
 from mtrain.config.schema import Config
-from mtrain.data.epochs.batching import BatchPlan
-from mtrain.data.epochs.loader import Loader, Step
+from mtrain.data.epochs.batching import BatchPlan, Division
+from mtrain.data.epochs.loader import Loader, StepInput
+from mtrain.data.epochs.planner import WindowPlanner
 from mtrain.data.prepare import PreparedData
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.distributed.ranks import Ranks
@@ -76,10 +77,10 @@ def complete_config(
         log.info("timing some training steps")
         architecture = model_config(sized.model, tokenizer, sized.data.max_length)
 
-        def steps(learner: Learner) -> Iterator[Step]:
+        def steps(learner: Learner) -> Iterator[StepInput]:
             micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
-            sizes = micro_batch, len(learner.replicas), ranks.rank, ranks.size
-            return Loader(corpus, sized, tokenizer, learner.device, *sizes).steps()
+            division = Division(micro_batch, len(learner.replicas), ranks.rank, ranks.size)
+            return Loader(WindowPlanner(corpus, sized, division), tokenizer, learner.device).steps()
 
         recipe, alone = sized.training, ranks.size == 1
         return measure_speed(architecture, recipe, ranks.device, steps, alone, recipe.max_minutes)

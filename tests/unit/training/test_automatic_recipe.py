@@ -16,7 +16,8 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
-from mtrain.data.epochs.loader import Position, Step
+from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -238,7 +239,7 @@ def test_steps_that_compile_are_not_timed_unless_all_do(make_config, monkeypatch
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     config = make_config(training={"compile": "on", "precision": "fp32"})
-    steps = itertools.repeat(Step(1, 100, [], list, Position(0, 0)))
+    steps = itertools.repeat(StepInput(1, 100, [], list, Position(0, 0)))
     model = ModelConfig(**PRESETS["micro"], source_vocab_size=50, target_vocab_size=50, max_positions=64)
     speed = timing.measure_speed(model, config.training, torch.device("cpu"), lambda _: steps)
     assert speed == expected

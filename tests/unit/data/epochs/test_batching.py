@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.data.epochs.batch import collate
-from mtrain.data.epochs.batching import MAX_ROWS, BatchPlan, cut_by_budget, plan_batches
+from mtrain.data.epochs.batching import MAX_ROWS, BatchPlan, Division, cut_by_budget, plan_batches
 from mtrain.decoding.batches import in_batches
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.tokenizer.rows import Rows
@@ -33,7 +33,7 @@ def test_no_micro_batch_exceeds_its_budget(world_size: int):
 
 def test_no_micro_batch_has_more_rows_than_attention_kernels_of_gpus_take():
     pairs = np.full(100_000, 2)
-    plan = plan_batches((pairs, pairs), 400_000, 400_000, (1, 0))
+    plan = plan_batches((pairs, pairs), 400_000, Division(400_000), (1, 0))
     assert [sum(map(len, step)) for step in plan.steps] == [100_000]
     assert max(len(part) for part in plan.steps[0]) <= MAX_ROWS // 2  # R-Drop computes each row twice
     for hypotheses in (1, 5):
