@@ -49,9 +49,8 @@ class Batch:
         return [part for half in halves for part in half.split(max_positions)]
 
     def _part(self, part: slice) -> Self:
-        tensors = (x[part] for x in (self.source, self.source_keep, self.target_in, self.labels))
-        tokens = int((self.labels[part] != IGNORE).sum())
-        return type(self)(*tensors, tokens, self.rows[part])  # type: ignore[call-arg, arg-type]
+        batch = self._with(lambda tensor: tensor[part])
+        return replace(batch, target_tokens=int((batch.labels != IGNORE).sum()), rows=self.rows[part])
 
     def to(self, device: torch.device) -> Self:
         """The same batch on a device. Copying a pinned batch to a CUDA device does not block the host."""
@@ -62,8 +61,13 @@ class Batch:
         return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
-        tensors = map(change, (self.source, self.source_keep, self.target_in, self.labels))
-        return type(self)(*tensors, self.target_tokens, self.rows)  # type: ignore[call-arg, arg-type]
+        return replace(
+            self,
+            source=change(self.source),
+            source_keep=change(self.source_keep),
+            target_in=change(self.target_in),
+            labels=change(self.labels),
+        )
 
 
 def collate(source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int]) -> Batch:
@@ -73,5 +77,11 @@ def collate(source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int
     target_in = np.full_like(labels, bos_id)
     # Masked by position, not by id: BOS or a real token may have the padding id.
     target_in[:, 1:] = np.where(target_keep[:, 1:], labels[:, :-1], pad_id)
-    tensors = map(torch.from_numpy, (source_ids, source_keep, target_in, labels))
-    return Batch(*tensors, int(target_keep.sum()), rows)  # type: ignore[call-arg, arg-type]
+    return Batch(
+        source=torch.from_numpy(source_ids),
+        source_keep=torch.from_numpy(source_keep),
+        target_in=torch.from_numpy(target_in),
+        labels=torch.from_numpy(labels),
+        target_tokens=int(target_keep.sum()),
+        rows=rows,
+    )

@@ -88,27 +88,27 @@ def plan_batches(
         rows = np.repeat(rows, np.floor(weights + generator.random(len(rows))).astype(np.int64))
     generator.shuffle(rows)  # so that rows of equal lengths are grouped differently in each epoch
     rows = rows[_by_length(source_lengths[rows], target_lengths[rows])]
-    sides = source_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
-    longer = np.maximum(*sides)
-    micro_batch_tokens, workers, rank, world_size = division
-    assert longer.max(initial=0) <= micro_batch_tokens, (
-        "the config limits sentences to the size of a micro-batch"
-    )
+    source = source_lengths[rows].astype(np.int64)
+    target = target_lengths[rows].astype(np.int64)
+    longer = np.maximum(source, target)
+    budget = division.micro_batch_tokens
+    assert longer.max(initial=0) <= budget, "the config limits sentences to the size of a micro-batch"
 
     edges = cut_by_budget(longer, batch_tokens)
-    steps, step_tokens, padded_tokens = [], [], [0, 0]
+    steps: list[list[Indices]] = []
+    step_tokens: list[int] = []
+    padded_source = padded_target = 0
     for step in generator.permutation(len(edges) - 1):
         start, stop = edges[step], edges[step + 1]
-        runs = _split(longer[start:stop], micro_batch_tokens, world_size * workers)
+        runs = _split(longer[start:stop], budget, division.world_size * division.workers)
         micro_batches = [slice(start + first, start + end) for first, end in runs]
-        steps.append([rows[part] for part in micro_batches[rank::world_size]])
-        step_tokens.append(int(sides[1][start:stop].sum()))
-        for i, side in enumerate(sides):
-            padded_tokens[i] += sum(
-                len(side[part]) * int(side[part].max(initial=0)) for part in micro_batches
-            )
-    tokens = int(sides[0].sum()), int(sides[1].sum())
-    return BatchPlan(steps, step_tokens, tokens, (padded_tokens[0], padded_tokens[1]))
+        steps.append([rows[part] for part in micro_batches[division.rank :: division.world_size]])
+        step_tokens.append(int(target[start:stop].sum()))
+        for part in micro_batches:
+            padded_source += len(source[part]) * int(source[part].max(initial=0))
+            padded_target += len(target[part]) * int(target[part].max(initial=0))
+    tokens = int(source.sum()), int(target.sum())
+    return BatchPlan(steps, step_tokens, tokens, (padded_source, padded_target))
 
 
 def _by_length(source_lengths: Ids, target_lengths: Ids) -> Indices:

@@ -44,7 +44,8 @@ class Loader:
     pairs."""
 
     def __init__(self, planner: WindowPlanner, tokenizer: Tokenizer, device: torch.device):
-        self.planner, self.tokenizer, self.device = planner, tokenizer, device
+        self.planner, self.device = planner, device
+        self.tokenizer = tokenizer
 
     def steps(
         self, start: Position | None = None, cancelled: Callable[[], bool] = never

@@ -71,7 +71,8 @@ class Mixer:
     def __init__(self, data: DataConfig, shards: Sequence[Shard], seed: int):
         """Raises DataError if no pair is left of a corpus that has a share in a stage."""
         assert data.stages is not None
-        self._shards, self._seed, self._names, self._stages = shards, seed, data.names, data.stages
+        self._shards, self._seed = shards, seed
+        self._names, self._stages = data.names, data.stages
         corpora = range(len(data.train))
         self._of_corpus = [[i for i, s in enumerate(shards) if s.info.corpus == corpus] for corpus in corpora]
         # Of each corpus, the number of pairs in each bucket.

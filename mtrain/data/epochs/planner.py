@@ -38,7 +38,8 @@ class WindowPlanner:
     """The windows of a corpus, with the steps that training takes on each of them."""
 
     def __init__(self, corpus: WindowedCorpus, config: Config, division: Division):
-        self.corpus, self.config, self.division = corpus, config, division
+        self.corpus, self.config = corpus, config
+        self.division = division
         self.schedule = StageSchedule(config.data.stages or ())
         self._opened: dict[tuple[int, int, StageStarts], Window] = {}
         self._opening = threading.Lock()

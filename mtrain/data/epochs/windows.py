@@ -39,9 +39,9 @@ class WindowedCorpus:
         """`verified` are the buckets that have just been compared with their hashes. Damaged shards are
         recorded in `run_dir`, and temporary files are written there. The `rewrites` change the rows of each
         window, one after the other. Raises DataError if a corpus with a share in a stage has no pairs."""
-        self._run_dir = run_dir
-        self._shards, self._corpora, self._seed = shards, _weighted(data, shards), seed
-        self._rewrites = rewrites
+        self._shards, self._seed = shards, seed
+        self._run_dir, self._rewrites = run_dir, rewrites
+        self._corpora = _weighted(data, shards)
         self._verified = [set(verified) for _ in shards]
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.

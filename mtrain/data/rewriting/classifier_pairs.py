@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator
 from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.tokenizer.rows import Ids, Indices, Rows
@@ -55,7 +55,7 @@ class ExampleMaker:
         others = draw_others(corpus.target_lengths, (self._seed, *key))
         for start in range(0, len(corpus), BLOCK):
             rows = np.arange(start, min(start + BLOCK, len(corpus)))
-            generator = random.Random(" ".join(map(str, ("pairs", self._seed, *key, start))))
+            generator = make_generator("pairs", self._seed, *key, start)
             sequences, classes = [], []
             for pair, other in zip(_pairs(corpus, rows), _pairs(corpus, others[rows]), strict=True):
                 example = self._corrupter.draw(self._shares, pair, other, generator)

@@ -6,8 +6,7 @@ Many pairs are therefore encoded in worker processes.
 """
 
 import os
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from mtrain.config.data import DataConfig
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, make_generator
 from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.distributed.launch import read_launch
@@ -30,8 +29,34 @@ from mtrain.worker_messages import serve as serve_tasks
 # Worker processes have a lower priority than training on the same cores, except for the first window, which
 # training waits for.
 _NICE = 15
-# Its arguments are the rows of a block, the key, and the number of the block.
-ReencodeBlock = Callable[[Sides, Key, int], Sides]
+
+
+class BlockReencoder:
+    """Changes the pairs of a block, and samples new segmentations. They depend only on (seed, key, block)."""
+
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
+        self._seed, self._max_length = seed, data.max_length
+        self.augment = None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
+        self._samplers: list[Resegment] = []
+        if (strength := data.subword_sampling) is not None:
+            self._samplers = [make_resegment(tokenizer.source, strength)] * 2
+            if tokenizer.target is not tokenizer.source:
+                self._samplers[1] = make_resegment(tokenizer.target, strength)
+
+    def __call__(self, block: Sides, key: Key, number: int) -> Sides:
+        """The new rows of a block with this number. A pair that would become too long keeps its text or
+        segmentation, so every epoch has the same rows."""
+        if self.augment is not None:
+            pairs = list(zip(block[0].to_lists(), block[1].to_lists(), strict=True))
+            block = _from_pairs(self.augment(pairs, make_generator("augment", self._seed, *key, number)))
+        if self._samplers:
+            # With a key of its own, because the order of batches depends on [seed, *key].
+            sequence = np.random.SeedSequence([self._seed, *key], spawn_key=(1, number))
+            generator = np.random.default_rng(sequence)
+            source, target = self._samplers
+            new = source(block[0], generator), target(block[1], generator)
+            block = _choose(new, block, self._max_length)
+        return block
 
 
 class Reencoder:
@@ -40,8 +65,7 @@ class Reencoder:
 
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
         self._seed = seed
-        self._augment = _make_augmenter(data, tokenizer)
-        self._block = _make_block_reencoder(data, tokenizer, seed)
+        self._block = BlockReencoder(data, tokenizer, seed)
         folder = str(tokenizer.files[0].parent.resolve())
         self._settings = {"data": data.model_dump(mode="json"), "tokenizer": folder, "seed": seed}
         self._calls = 0
@@ -51,13 +75,12 @@ class Reencoder:
         CancelledError if they are no longer needed."""
         self._calls += 1
         yield from self._reencoded(corpus, key, throttle)
-        if self._augment is not None:
-            noise = self._augment.noise(len(corpus), _generator("noise", self._seed, *key))
+        if (augment := self._block.augment) is not None:
+            noise = augment.noise(len(corpus), make_generator("noise", self._seed, *key))
             if noise:
                 yield _from_pairs(noise)
 
     def _reencoded(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
-
         def rows(block: int) -> Sides:
             return corpus.fetch(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
 
@@ -94,38 +117,6 @@ def count_processes() -> int:
     return max(1, count_cores() // 2 // read_launch().local_size)
 
 
-def _make_augmenter(data: DataConfig, tokenizer: Tokenizer) -> PairAugmenter | None:
-    return None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
-
-
-def _make_block_reencoder(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ReencodeBlock:
-    """A function that changes the pairs of a block and samples new segmentations. They depend only on (seed,
-    key, block).
-
-    A pair that would become too long keeps its text or segmentation, so every epoch has the same rows.
-    """
-    augment, strength = _make_augmenter(data, tokenizer), data.subword_sampling
-    samplers: list[Resegment] = []
-    if strength is not None:
-        samplers = [make_resegment(tokenizer.source, strength)] * 2
-        if tokenizer.target is not tokenizer.source:
-            samplers[1] = make_resegment(tokenizer.target, strength)
-
-    def reencode(block: Sides, key: Key, number: int) -> Sides:
-        if augment is not None:
-            pairs = list(zip(*(side.to_lists() for side in block), strict=True))
-            block = _from_pairs(augment(pairs, _generator("augment", seed, *key, number)))
-        if samplers:
-            # With a key of its own, because the order of batches depends on [seed, *key].
-            sequence = np.random.SeedSequence([seed, *key], spawn_key=(1, number))
-            generator = np.random.default_rng(sequence)
-            new = samplers[0](block[0], generator), samplers[1](block[1], generator)
-            block = _choose(new, block, data.max_length)
-        return block
-
-    return reencode
-
-
 def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
     """The new pairs, but the old ones in place of those that are longer than `max_length`."""
     count = len(new[0].lengths)
@@ -133,11 +124,6 @@ def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
     chosen = np.arange(count) + np.where(fits, 0, count)
     source, target = (Rows.join(both).take(chosen) for both in zip(new, old, strict=True))
     return source, target
-
-
-def _generator(*parts: object) -> random.Random:
-    """Random numbers that depend on some values."""
-    return random.Random(" ".join(map(str, parts)))
 
 
 def _from_pairs(pairs: Sequence[EncodedPair]) -> Sides:
@@ -163,7 +149,7 @@ def _prepare(receive: Receive) -> Answer:
     settings = receive().header
     data, tokenizer = DataConfig.model_validate(settings["data"]), Tokenizer(Path(settings["tokenizer"]))
     tokenizer.set_threads(1)
-    reencode = _make_block_reencoder(data, tokenizer, settings["seed"])
+    reencode = BlockReencoder(data, tokenizer, settings["seed"])
     has_low_priority = not hasattr(os, "nice")  # on Windows
 
     def answer(task: Message) -> Message:

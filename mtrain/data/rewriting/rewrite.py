@@ -4,6 +4,7 @@ A change is made in blocks of rows and depends only on the seed, the epoch, the 
 result is stored in temporary files, so that memory does not depend on the size of a window.
 """
 
+import random
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
@@ -45,6 +46,11 @@ def replace_rows(corpus: EncodedCorpus, blocks: Blocks, folder: Path, throttle: 
             return corpus.with_rows(new)
     except OSError as error:
         raise StorageError(f"{folder}: cannot write: {error.strerror or error}") from error
+
+
+def make_generator(*parts: object) -> random.Random:
+    """Random numbers that depend on some values."""
+    return random.Random(" ".join(map(str, parts)))
 
 
 def _map(file: IO[bytes], corpus: EncodedCorpus) -> Ids:

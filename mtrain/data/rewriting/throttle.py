@@ -35,12 +35,12 @@ class Throttle:
         """`steps` is the number of steps that training takes meanwhile. If it is 0, training waits for the
         work, and no block waits. The work is no longer needed if `cancelled`, which is called from time to
         time, returns true."""
-        self.steps, self._cancelled, self._clock = steps, cancelled, clock
+        self.steps, self._at_once = steps, steps == 0
+        self._cancelled, self._clock = cancelled, clock
         self._changed = threading.Condition()
         self.taken, self._last = 0, 0.0  # steps, and the time of the last one
         self._timed, self._training = 0, 0.0  # steps without a pause before them, and their total duration
         self.finished, self._seconds = 0, 0.0  # finished blocks, and their total duration
-        self._at_once = steps == 0
         self._is_needed = True
 
     def step(self) -> None:

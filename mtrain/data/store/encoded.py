@@ -17,8 +17,8 @@ LocateRows = Callable[[Sequence[int]], list[str]]
 Weights = tuple[npt.NDArray[np.float64], Sequence[int] | Indices]  # of so many consecutive rows
 
 
-class _Part(NamedTuple):
-    """Consecutive rows of a corpus, whose ids are in the same two arrays."""
+class StoredRows(NamedTuple):
+    """Consecutive rows of a corpus, which are stored in the same file, in any order."""
 
     ids: tuple[Ids, Ids]  # source, target
     starts: tuple[Ids, Ids]  # of each row in `ids`
@@ -31,7 +31,7 @@ class EncodedCorpus:
     The ids are memory-mapped. In memory, a row takes 20 bytes.
     """
 
-    def __init__(self, parts: Sequence[_Part], weights: Weights, locate: LocateRows):
+    def __init__(self, parts: Sequence[StoredRows], weights: Weights, locate: LocateRows):
         """`weights` are some weights, and the number of consecutive rows that have each of them. `locate`
         returns the locations of rows as `file:line`."""
         self._weights, self.locate = weights, locate
@@ -60,7 +60,7 @@ class EncodedCorpus:
         """Some rows of each of some shards, one shard after another. At least one shard must be given."""
         parts, positions = [], []
         for shard, chosen in zip(shards, rows, strict=True):
-            parts.append(_Part(shard.ids, chosen.starts, chosen.lengths))
+            parts.append(StoredRows(shard.ids, chosen.starts, chosen.lengths))
             positions.append(_compact(chosen.positions))
         edges = np.cumsum([0, *map(len, positions)])
 
@@ -128,7 +128,7 @@ class EncodedCorpus:
             return [self.locate([row])[0] if row < len(self) else "data.augment.noise" for row in rows]
 
         weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], added)
-        return EncodedCorpus([_Part(ids, starts, lengths)], weights, locate)
+        return EncodedCorpus([StoredRows(ids, starts, lengths)], weights, locate)
 
 
 def _compact(indices: Ids) -> Ids:
