@@ -36,7 +36,7 @@ def check(
     from mtrain.config.load import load_config
     from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.preparing.report import check_data, format_report, list_warnings, require_usable
-    from mtrain.data.reading.raw_files import RawFiles
+    from mtrain.data.reading.digests import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
     from mtrain.training.setup.resolve import resolve_config
     from mtrain.training.setup.tokenizer import existing_tokenizer
@@ -167,7 +167,7 @@ def clean(
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
     from mtrain.data.preparing.inputs import check_corpora
-    from mtrain.data.reading.corpus_files import input_files
+    from mtrain.data.reading.files import input_files
 
     data = load_config(config, overrides(set_)).data
     check_corpora(data)

@@ -162,7 +162,7 @@ def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) 
 
 def _read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     from mtrain.config.corpora import TextCorpus
-    from mtrain.data.reading.corpus import read_corpus
     from mtrain.data.reading.lines import raise_errors
+    from mtrain.data.reading.parse import read_corpus
 
     return raise_errors(read_corpus(TextCorpus(source=str(source), target=str(target))))

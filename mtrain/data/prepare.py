@@ -19,8 +19,7 @@ from mtrain.data.preparing.inputs import (
     hashes_of_missing,
     require_same_inputs,
 )
-from mtrain.data.reading.digests import read_digests
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting.classifier_pairs import ExampleMaker
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite

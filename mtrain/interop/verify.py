@@ -122,7 +122,7 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
     if not given:
         generated = sample_texts(loaded.tokenizer)
         given = list(zip(generated, loaded.tokenizer.encode_source(generated), strict=True))
-    largest, lines, model = 0.0, [], loaded.model.for_decoding()
+    largest, lines, model = 0.0, [], DecodingTransformer(loaded.model)
     for text, ids in with_progress(given, "verified", "sentences", len(given)):
         row = ids[: loaded.config.max_length - 1]
         if exported.encode is not None and row == ids and not _SPECIAL.search(text):

@@ -12,8 +12,7 @@ from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report.page import html_differences, html_labeled, html_table, text_attributes
-from mtrain.runs.records import RunRecords, config_section
-from mtrain.runs.translations import Sentence, Translations
+from mtrain.runs.records import RunRecords, Sentence, Translations, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
@@ -73,12 +72,11 @@ def _finding_tables(found: Findings) -> str:
         tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
     words = [*(f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
     ratios = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
-    histograms = [
-        ("Words of the source", words, found.lengths[0]),
-        ("Words of the target", words, found.lengths[1]),
-        ("Characters, target / source", ratios, found.ratios),
+    tables += [
+        _histogram("Words of the source", words, found.lengths[0]),
+        _histogram("Words of the target", words, found.lengths[1]),
+        _histogram("Characters, target / source", ratios, found.ratios),
     ]
-    tables += [_histogram(*each) for each in histograms]
     return "".join(tables)
 
 
@@ -103,8 +101,9 @@ def html_samples(run: RunRecords) -> str:
     if len(records) > STEPS_SHOWN:
         last = len(records) - 1
         records = [records[number * last // (STEPS_SHOWN - 1)] for number in range(STEPS_SHOWN)]
-    attributes = _text_attributes(run)
-    return "".join(_sample(records, row, *attributes) for row in range(len(records[-1].sentences)))
+    of_source, of_target = _text_attributes(run)
+    rows = range(len(records[-1].sentences))
+    return "".join(_sample(records, row, of_source, of_target) for row in rows)
 
 
 def _sample(records: Sequence[Translations], row: int, of_source: str, of_target: str) -> str:

@@ -168,7 +168,7 @@ def _describe(options: argparse.Namespace, job: TrainingJob) -> dict[str, Any]:
         "seconds": options.seconds,
         "warmup": options.warmup,
         "repeats": options.repeats,
-        "parameters": count_parameters(ModelConfig(**job.model)).total,
+        "parameters": count_parameters(ModelConfig(**job.model))["total"],
         "batch": dict(zip(("sentences", "source_tokens", "target_tokens"), job.shape, strict=True)),
         "malloc": {"default": "the environment is unchanged"} | (kept if options.malloc == "kept" else {}),
     }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mtrain.data.clean import clean
 from mtrain.data.pairs.duplicates import find_repeated
 from mtrain.data.prepare import prepare_data
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning import scanner as scan
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.summary import read_summary

@@ -12,7 +12,7 @@ from mtrain.data import Pair
 from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder as folder_encoder
 from mtrain.data.preparing import writer as shard_writer
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train

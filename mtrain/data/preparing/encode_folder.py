@@ -16,7 +16,7 @@ from mtrain.data.preparing.folder_lock import locked_data_folder
 from mtrain.data.preparing.inputs import has_same_pairs, require_same_text
 from mtrain.data.preparing.report import record_findings
 from mtrain.data.preparing.writer import ShardWriter
-from mtrain.data.reading.corpus import read_pairs
+from mtrain.data.reading.parse import read_pairs
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import (
     Contents,

@@ -7,10 +7,9 @@ from typing import Any
 
 from mtrain.config.corpora import Corpus, HubCorpus, name_of
 from mtrain.config.data import DataConfig
-from mtrain.data.reading.corpus import content_hash
-from mtrain.data.reading.corpus_files import files_of
+from mtrain.data.reading.digests import RawFiles, content_hash, train_and_validation
+from mtrain.data.reading.files import files_of
 from mtrain.data.reading.lines import Digests
-from mtrain.data.reading.raw_files import RawFiles, train_and_validation
 from mtrain.data.store.summary import CURE, Inputs, Summary, find_summary, inputs_of
 from mtrain.errors import DataError, UsageError
 

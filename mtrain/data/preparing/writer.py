@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from mtrain.data.pairs.rejections import Rejections
-from mtrain.data.preparing.encoder import EncodedBlock, Encoder
-from mtrain.data.preparing.encoder_process import EncodingTask, encode_all
+from mtrain.data.preparing.encoder import EncodedBlock, Encoder, EncodingTask
 from mtrain.data.reading.blocks import BLOCK, START, RawPosition, read_blocks
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
+from mtrain.processes import map_tasks
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.rows import Ids, Rows
 
@@ -49,7 +49,8 @@ class ShardWriter:
         """
         with ProgressBar("data: encoded", "pairs", pairs) as progress:
             blocks: list[EncodedBlock] = []
-            for task, block in encode_all(self._encoder, self._missing(by_range=workers > 1), workers):
+            tasks = self._missing(by_range=workers > 1)
+            for task, block in map_tasks(self._encoder, self._encoder.in_worker(), tasks, workers):
                 blocks.append(block)
                 progress.set_done_before(self._existed)
                 progress.add(block.pairs - block.dropped.get("bad", 0))

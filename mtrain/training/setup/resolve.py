@@ -28,7 +28,7 @@ from mtrain.config.recipe import (
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import shared_tokenizer
 from mtrain.device import resolve_device

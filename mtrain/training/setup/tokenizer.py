@@ -13,7 +13,7 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner
 from mtrain.data.preparing.inputs import describe_data
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.rewriting.augment import Side, with_cases
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import find_data_folder, shared_tokenizer
@@ -151,7 +151,7 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     """The sources and the targets that a tokenizer is learned from. They are weighted by `data.temperature`.
     With `data.augment`, some have the letter case that training will have: otherwise, upper-cased words would
     be segmented into single letters."""
-    text, data, seed, weights = scanner.text, config.data, config.seed, None
+    text, data, seed, weights = scanner.result.text, config.data, config.seed, None
     if data.temperature is not None:
         weights = weights_by_size(text.sizes(len(data.train)), data.temperature)
     if data.augment is None or not data.augment.cases:

@@ -18,7 +18,7 @@ from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.schedule import Position
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks

@@ -9,7 +9,7 @@ import pytest
 
 from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.report import check_data
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.summary import read_summary
 from mtrain.errors import DataError, UsageError

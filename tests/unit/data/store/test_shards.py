@@ -29,8 +29,7 @@ from mtrain.data.prepare import PreparedData, prepare_data
 from mtrain.data.preparing import encode_folder as folder_encoder
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import content_hash
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard, buckets_of, shard_file
