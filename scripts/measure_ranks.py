@@ -26,7 +26,7 @@ from generate_docs import table
 
 from mtrain.config.load import load_config
 from mtrain.data.epochs.batch import Batch
-from mtrain.data.epochs.loader import Step
+from mtrain.data.epochs.loader import StepInput
 from mtrain.device import resolve_precision
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
@@ -79,7 +79,7 @@ def write_config(folder: Path, options: argparse.Namespace, preset: str, tokens:
     return file
 
 
-def seconds_of(learner: Learner, steps: Sequence[Step], alone: bool) -> float:
+def seconds_of(learner: Learner, steps: Sequence[StepInput], alone: bool) -> float:
     """The time of a step, on average. A rank that is `alone` takes its share of it as a whole step."""
     start = time.perf_counter()
     for step in steps:

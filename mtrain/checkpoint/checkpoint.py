@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mtrain.checkpoint.tensors import load_tensors, load_weights
-from mtrain.data.epochs.position import Position
+from mtrain.data.epochs.schedule import Position
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.errors import ModelError, StorageError

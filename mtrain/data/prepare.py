@@ -7,7 +7,7 @@ from typing import NamedTuple
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
-from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
+from mtrain.data.epochs.schedule import ONE_WINDOW, WindowLayout
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.preparing.encode_folder import FolderEncoder, format_counts
 from mtrain.data.preparing.inputs import (
@@ -20,7 +20,7 @@ from mtrain.data.preparing.inputs import (
 from mtrain.data.preparing.missing_files import hashes_of_missing
 from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting.classifier_pairs import ExampleMaker
-from mtrain.data.rewriting.resegment import Resegmenter
+from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import read_suspects, remove_suspects
@@ -168,9 +168,9 @@ def _as_prepared_data(
     """The contents of a complete folder, of which the rows of some buckets have been `verified`."""
     rewrites: list[Rewrite] = []
     if data.changes_pairs:
-        rewrites.append(Resegmenter(data, tokenizer, seed, folder.run_dir))
+        rewrites.append(Reencoder(data, tokenizer, seed))
     if data.corruptions is not None:
-        rewrites.append(ExampleMaker(data, tokenizer, seed, folder.run_dir))
+        rewrites.append(ExampleMaker(data, tokenizer, seed))
     train = WindowedCorpus(contents.shards, data, seed, folder.run_dir, verified, rewrites)
     directions = directions_of_validation(data, folder.summary, contents.validation)
     return PreparedData(train, contents.validation, directions, folder.summary["fingerprint"])

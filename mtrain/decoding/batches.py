@@ -1,7 +1,7 @@
 """Batches of sentences of similar length, as padded matrices."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from mtrain.data.epochs.batching import MAX_ROWS, cut_by_budget
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.rows import Rows, pad
 
 
 def in_batches(lengths: Sequence[int], budget: int, hypotheses: int = 1) -> Iterator[list[int]]:
@@ -27,14 +28,11 @@ def padded(
 ) -> tuple[Tensor, Tensor]:
     """Rows of ids as a padded matrix on the device, and a mask that is True at tokens. The width is the
     length of the longest row, rounded up to a multiple of `multiple`, but to no more than `most`."""
-    lengths = np.array([len(row) for row in rows])
-    longest = int(lengths.max())
+    longest = max(map(len, rows))
     width = longest + -longest % multiple
     if most is not None:
-        width = max(longest, min(width, most))
-    keep = np.arange(width) < lengths[:, None]
-    matrix = np.full(keep.shape, fill, np.int64)
-    matrix[keep] = list(chain.from_iterable(rows))  # not with pyarrow, which would import pandas
+        width = min(width, most)
+    matrix, keep = pad(Rows.from_lists(rows), fill, width)
     return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from mtrain.config.model import ModelConfig
@@ -20,8 +19,8 @@ from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch, collate
 from mtrain.data.epochs.batching import BatchPlan
-from mtrain.data.epochs.loader import Step
-from mtrain.data.epochs.position import START
+from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.prepare import open_data
 from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.reading.digests import RawFiles
@@ -40,6 +39,7 @@ from mtrain.planning.cost import FP32, Device
 from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.planning.scaling import Run, Work, predict_run
+from mtrain.tokenizer.rows import Rows
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.setup.complete import (
     choose_values,
@@ -238,7 +238,7 @@ class _Planner:
         keep_freed_memory()
         limit_onednn_cache()
 
-        def steps(_: Learner) -> Iterator[Step]:
+        def steps(_: Learner) -> Iterator[StepInput]:
             return random_steps(architecture, (self.lengths.source, self.lengths.target), alone.plan)
 
         speed = measure_speed(architecture, config.training, device, steps)
@@ -279,14 +279,13 @@ def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
 
 def random_steps(
     architecture: ModelConfig, lengths: tuple[Lengths, Lengths], plan: BatchPlan
-) -> Iterator[Step]:
+) -> Iterator[StepInput]:
     """Yield the steps of a plan endlessly, with random tokens in pairs of these source and target lengths,
     because the corpus may not be encoded yet."""
     generator = np.random.default_rng(0)
 
-    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> pa.ListArray:
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(starts, generator.integers(vocabulary, size=starts[-1]))
+    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> Rows:
+        return Rows(generator.integers(vocabulary, size=counts.sum()), counts)
 
     def batch(rows: npt.NDArray[np.int64]) -> Batch:
         source = ids(lengths[0][rows], architecture.source_vocab_size)
@@ -294,4 +293,4 @@ def random_steps(
         return collate(source, target, architecture.pad_id, architecture.bos_id, rows.tolist())
 
     for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
-        yield Step(1, tokens, [batch(rows) for rows in step if len(rows)], list, START)
+        yield StepInput(1, tokens, [batch(rows) for rows in step if len(rows)], list, Position())

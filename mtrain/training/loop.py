@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from pathlib import Path
 from signal import Signals
@@ -11,10 +12,11 @@ import torch
 
 from mtrain.checkpoint.checkpoint import TrainState, rename_newer_checkpoints
 from mtrain.data.epochs.batch import Batch
-from mtrain.data.epochs.batching import batch_order
-from mtrain.data.epochs.loader import Loader, Step, Window
-from mtrain.data.epochs.position import Position
-from mtrain.data.rewriting.throttle import CancelledError, Pace
+from mtrain.data.epochs.batching import Division, batch_order
+from mtrain.data.epochs.loader import Loader, StepInput, largest_batches
+from mtrain.data.epochs.planner import Window, WindowPlanner
+from mtrain.data.epochs.schedule import Position
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
@@ -68,21 +70,14 @@ class Trainer:
             if checkpoint is not None:
                 self.state = restore(checkpoint, self.run_dir, self.learner, self.average, ranks)
             micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
-        self.loader = Loader(
-            data.train,
-            config,
-            tokenizer,
-            self.device,
-            micro_batch,
-            workers=len(self.learner.replicas),
-            rank=ranks.rank,
-            world_size=ranks.size,
-        )
+        division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
+        self.planner = WindowPlanner(data.train, config, division)
+        self.loader = Loader(self.planner, tokenizer, self.device)
         if checkpoint is not None:
             log_changes(self.state, self._arithmetic(), ranks)
         self.state.arithmetic = self._arithmetic()
         self.total_steps = allowed_steps(
-            self.recipe, self.state, config.data.stages, self.loader.steps_in_epoch
+            self.recipe, self.state, config.data.stages, self.planner.steps_in_epoch
         )
         self.progress = Progress(
             self.run_dir,
@@ -100,7 +95,7 @@ class Trainer:
         if checkpoint is not None:
             self.saver.saved_step = self.state.step
         self.leader = Leader(ranks, self.average, self.selection, self.saver)
-        self._unrecorded: Step | None = None  # the last step, until `_record_step`
+        self._unrecorded: StepInput | None = None  # the last step, until `_record_step`
         self._updates = 0  # of the learner, after the last step that is complete
 
     def run(self, stop: StopSignal) -> None:
@@ -111,9 +106,9 @@ class Trainer:
             return
         self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
-            pace = Pace(cancelled=lambda: stop.received is not None)
-            position, window = self.loader.find(self.state.position, pace)
-        windows = self.loader.corpus.count_windows(position.starts)
+            throttle = Throttle(cancelled=lambda: stop.received is not None)
+            position, window = self.planner.find(self.state.position, throttle)
+        windows = self.planner.corpus.count_windows(position.starts)
         log_setup(
             self.model,
             self._arithmetic(),
@@ -145,7 +140,7 @@ class Trainer:
 
     def _dry_run(self, window: Window) -> None:
         """Fail now, not hours later, if memory is short."""
-        batches = self.loader.largest(window)
+        batches = largest_batches(self.loader, window)
         count = int(self.ranks.all_reduce_max(len(batches))[0])
         for batch in [*batches, *[Batch.without_pairs()] * (count - len(batches))]:
             self.learner.dry_run(batch)
@@ -243,7 +238,7 @@ class Trainer:
             message = f"stopped by {signal.name}{saved}; run it again to resume"
         return Interrupted(message, signal)
 
-    def _load(self, steps: Iterator[Step]) -> Step:
+    def _load(self, steps: Iterator[StepInput]) -> StepInput:
         """The next step. If it cannot be loaded, what was learned since the last checkpoint is saved."""
         start = time.perf_counter()
         try:
@@ -277,12 +272,12 @@ class Trainer:
         self.state.seconds = seconds
         return Signals(int(signal)) if signal else None
 
-    def steps(self, stop: StopSignal | None = None) -> Generator[Step, None, None]:
+    def steps(self, stop: StopSignal | None = None) -> Generator[StepInput, None, None]:
         """Yield the steps that follow the current state, without end. Raises CancelledError if `stop` is
         received while the data of a step is not ready."""
         return self.loader.steps(self.state.position, lambda: stop is not None and stop.received is not None)
 
-    def train_step(self, step: Step) -> StepMetrics:
+    def train_step(self, step: StepInput) -> StepMetrics:
         """Take one optimizer step and advance the state."""
         state = self.state
         number = state.step + 1
@@ -296,14 +291,14 @@ class Trainer:
         starts = state.stage_starts
         state.move_to(step.next)
         if state.stage_starts != starts:
-            state.window_layout = self.loader.corpus.layout(state.stage_starts)
+            state.window_layout = self.planner.corpus.layout(state.stage_starts)
             self._log_stage(step.next)
         self.learner.run_in_worker(lambda: self.average.update(state.step))
         return metrics
 
     def _log_stage(self, position: Position) -> None:
-        if self.loader.corpus.mixer is not None:
-            log.info("data: %s", self.loader.corpus.mixer.describe(position.starts))
+        if self.planner.corpus.mixer is not None:
+            log.info("data: %s", self.planner.corpus.mixer.describe(position.starts))
 
     @property
     def learning_rate(self) -> float:
@@ -348,4 +343,4 @@ class Trainer:
             self.leader.lead_validation(validate, last)
 
     def _arithmetic(self) -> str:
-        return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)
+        return describe_arithmetic(self.learner, self.ranks, self.planner.division.micro_batch_tokens)

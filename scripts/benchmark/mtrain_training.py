@@ -6,6 +6,7 @@ from typing import Any
 from benchmark.job import TrainingJob, answer_with
 from benchmark.meter import Meter
 from mtrain.config.load import load_config
+from mtrain.data.epochs.loader import largest_batches
 from mtrain.training.fit import make_trainer
 from mtrain.training.loop import Trainer
 
@@ -14,7 +15,7 @@ def open_trainer(job: TrainingJob) -> Trainer:
     """A trainer of the prepared run, ready for its first step."""
     trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device)
     if trainer.device.type == "cuda":  # as `fit` does; compilation takes longer than the warm-up
-        for batch in trainer.loader.largest(trainer.loader.open(0)):
+        for batch in largest_batches(trainer.loader, trainer.planner.open(0)):
             trainer.learner.dry_run(batch)
     return trainer
 

@@ -17,7 +17,7 @@ from benchmark.rounds import Contestant, describe_run, take_turns
 from mtrain.config.load import load_config
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
-from mtrain.data.epochs.batching import BatchPlan, plan_batches
+from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.store.encoded import EncodedCorpus
@@ -72,8 +72,8 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
         write_config(config)
     architecture, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.open(0)
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)
-    sizes, key = (recipe.batch_tokens, recipe.micro_batch_limit), (config.seed, *data.train.key(0, 0))
-    plan = plan_batches(lengths, *sizes, key, weights=corpus.weights)
+    division, key = Division(recipe.micro_batch_limit), (config.seed, *data.train.key(0, 0))
+    plan = plan_batches(lengths, recipe.batch_tokens, division, key, corpus.weights)
     _export(corpus, plan, streams)
     training = {**recipe.model_dump(mode="json"), "micro_batch_tokens": recipe.micro_batch_limit}
     return TrainingJob(
@@ -96,9 +96,9 @@ def _export(corpus: EncodedCorpus, plan: BatchPlan, file: Path) -> None:
     source, target = corpus.fetch(list(range(len(corpus))))
     np.savez(
         file,
-        source_ids=source.flatten().to_numpy(),
+        source_ids=source.ids,
         source_lengths=corpus.source_lengths,
-        target_ids=target.flatten().to_numpy(),
+        target_ids=target.ids,
         target_lengths=corpus.target_lengths,
         rows=np.concatenate(micro_batches),
         micro_batch_sizes=[len(rows) for rows in micro_batches],

@@ -11,7 +11,7 @@ from torch.profiler import profile
 from gpu.decoding import make_model, translate
 from gpu.scale import Scale
 from gpu.training import make_learner, take
-from mtrain.data.epochs.loader import Step
+from mtrain.data.epochs.loader import StepInput
 from mtrain.training.step.learner import Learner
 
 STEPS = 8  # of training
@@ -31,7 +31,7 @@ def profile_training(scale: Scale, preset: str, batch_tokens: list[int], compile
         _report(f"training {preset}, compile {compiled}, batch {tokens}", scale, train, len(steps))
 
 
-def _take_all(learner: Learner, steps: list[Step]) -> None:
+def _take_all(learner: Learner, steps: list[StepInput]) -> None:
     for step in steps:
         take(learner, step)
 

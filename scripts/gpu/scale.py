@@ -9,8 +9,8 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
-from mtrain.data.epochs.batching import plan_batches
-from mtrain.data.epochs.loader import Step
+from mtrain.data.epochs.batching import Division, plan_batches
+from mtrain.data.epochs.loader import StepInput
 from mtrain.model.transformer import Transformer
 from mtrain.planning.plan import random_steps
 
@@ -60,14 +60,14 @@ class Scale:
         torch.manual_seed(1)
         return Transformer(config).to(self.device)
 
-    def steps(self, config: ModelConfig, batch_tokens: int, count: int = 24) -> list[Step]:
+    def steps(self, config: ModelConfig, batch_tokens: int, count: int = 24) -> list[StepInput]:
         """Steps of up to `batch_tokens` padded tokens, ready to be copied to the device."""
         if self.tiny:
             batch_tokens, count = min(batch_tokens, 200), min(count, 4)
         generator = np.random.default_rng(1)
         source = _lengths(generator, max(2000, count * batch_tokens // 12))
         target = _limited(source * generator.lognormal(0, 0.15, len(source)))
-        plan = plan_batches((source, target), batch_tokens, batch_tokens, (1, 0))
+        plan = plan_batches((source, target), batch_tokens, Division(batch_tokens), (1, 0))
         steps = list(islice(random_steps(config, (source, target), plan), count))
         if not self.on_gpu:
             return steps

@@ -16,7 +16,7 @@ from gpu.scale import Scale
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
-from mtrain.data.epochs.loader import Step
+from mtrain.data.epochs.loader import StepInput
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.training.step.learner import Learner
 
@@ -31,7 +31,7 @@ def make_learner(scale: Scale, config: ModelConfig, compiled: str) -> Learner:
     return Learner(scale.model(config).train(), recipe)
 
 
-def take(learner: Learner, step: Step) -> None:
+def take(learner: Learner, step: StepInput) -> None:
     """Take a training step."""
     learner.step(step.batches, step.tokens, RATE)
 
@@ -90,11 +90,11 @@ def measure_peers(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
 
 def _peer_step(
     model: nn.Module, logits_of: Callable[[PeerBatch], Tensor], scale: Scale
-) -> Callable[[Step], None]:
+) -> Callable[[StepInput], None]:
     """A function that takes a step of a peer with fused AdamW, which is faster than the default one."""
     optimizer = torch.optim.AdamW(model.parameters(), RATE, (0.9, 0.98), fused=True)
 
-    def step(step: Step) -> None:
+    def step(step: StepInput) -> None:
         for each in step.batches:
             batch = peer_batch(each.to(scale.device))
             with torch.autocast(scale.device.type, torch.bfloat16):
@@ -111,7 +111,11 @@ def peer_batch(batch: Batch) -> PeerBatch:
 
 
 def time_steps(
-    name: str, scale: Scale, config: ModelConfig, steps: list[Step], take_step: Callable[[Step], object]
+    name: str,
+    scale: Scale,
+    config: ModelConfig,
+    steps: list[StepInput],
+    take_step: Callable[[StepInput], object],
 ) -> None:
     """Take every step once, then again for `scale.seconds`, and print the speed."""
     slow = [round(seconds, 1) for seconds in map(_timed(take_step), steps) if seconds > SLOW]
@@ -129,10 +133,10 @@ def time_steps(
         print(f"   seconds of the slow steps before it: {slow}", flush=True)
 
 
-def _timed(work: Callable[[Step], object]) -> Callable[[Step], float]:
+def _timed(work: Callable[[StepInput], object]) -> Callable[[StepInput], float]:
     """A function that calls `work` and returns its duration in seconds."""
 
-    def timed(step: Step) -> float:
+    def timed(step: StepInput) -> float:
         start = time.perf_counter()
         work(step)
         return time.perf_counter() - start
@@ -151,7 +155,7 @@ def _print(name: str, result: dict[str, Any], of_host: float, flops_per_token: f
     )
 
 
-def _flops_per_token(config: ModelConfig, steps: list[Step]) -> float:
+def _flops_per_token(config: ModelConfig, steps: list[StepInput]) -> float:
     """Operations of the matrix products for a target token, without padding."""
     shapes = [
         Shape(len(batch.rows), int(batch.source_keep.sum()), batch.target_tokens)

@@ -265,18 +265,18 @@ def test_max_epochs_ends_with_the_last_epoch_when_epochs_differ_in_length(make_c
 
 def test_a_batch_uses_the_segmentation_of_its_epoch(make_config):
     loader = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu").loader
-    steps = list(islice(loader.steps(), 3 * loader.open(0).steps_in_epoch))
+    steps = list(islice(loader.steps(), 3 * loader.planner.open(0).steps_in_epoch))
     assert {1, 2, 3} <= {taken.epoch for taken in steps}
     ahead = loader.steps()
     for taken in steps:
         again = next(ahead)
-        loader.open(taken.epoch)  # plans the next epoch
+        loader.planner.open(taken.epoch)  # plans the next epoch
         assert again.next == taken.next
         assert all(torch.equal(a.labels, b.labels) for a, b in zip(again.batches, taken.batches, strict=True))
         for batch in taken.batches:
-            source, target = loader.corpus.open(taken.epoch - 1).fetch(batch.rows)
-            assert batch.target_tokens == len(target.flatten())
-            assert batch.source[batch.source_keep].tolist() == source.flatten().to_pylist()
+            source, target = loader.planner.corpus.open(taken.epoch - 1).fetch(batch.rows)
+            assert batch.target_tokens == len(target.ids)
+            assert batch.source[batch.source_keep].tolist() == source.ids.tolist()
 
 
 def test_validation_decodes_alike_whatever_the_decoding_section_says(make_config):

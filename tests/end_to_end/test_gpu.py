@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, distributed
@@ -18,11 +17,13 @@ from mtrain import Translator
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch, collate
+from mtrain.data.epochs.loader import largest_batches
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search import search
 from mtrain.device import copy_to_host_async, resolve_device
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.rows import Rows
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.step.learner import Learner
 from tests.support.paths import ROOT
@@ -76,7 +77,7 @@ def padded() -> tuple[Transformer, Batch, Tensor, list[Tensor]]:
     sides = []
     for _ in range(2):
         rows = [[*generator.integers(4, 500, length), 3] for length in generator.integers(2, 100, 24)]
-        sides.append(pa.array(rows, pa.list_(pa.int32())))
+        sides.append(Rows.from_lists(rows))
     batch = collate(*sides, 0, 2, list(range(24)))
     return model, batch, *gradients(model, batch, torch.float64, "cpu", "fp32", "off")
 
@@ -165,7 +166,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
 
 def test_batches_are_in_pinned_memory(make_config):
     trainer = make_trainer(make_config(), device="cuda")
-    batch = trainer.loader.largest(trainer.loader.open(0))[0]
+    batch = largest_batches(trainer.loader, trainer.planner.open(0))[0]
     assert batch.source.is_pinned() and batch.split(0)[-1].labels.is_pinned()
 
 

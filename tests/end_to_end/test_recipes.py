@@ -51,7 +51,7 @@ def sources_of(run: Path) -> list[list[int]]:
     shards = [Shard(file) for file in sorted((run / "data").glob("shard-*"))]
     corpora = [ToyCorpus(toy="train")] * len(shards)
     corpus = EncodedCorpus.open(shards, corpora, buckets=[0])
-    return corpus.fetch(range(len(corpus)))[0].to_pylist()
+    return corpus.fetch(range(len(corpus)))[0].to_lists()
 
 
 @pytest.mark.slow

@@ -231,8 +231,8 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
     config = make_config()
 
     def encoded():
-        corpus = make_trainer(config, device="cpu").loader.corpus.encoded()
-        return corpus.fetch(list(range(8)))[0].to_pylist()
+        corpus = make_trainer(config, device="cpu").planner.corpus.encoded()
+        return corpus.fetch(list(range(8)))[0].to_lists()
 
     first = encoded()
     if trained:
@@ -311,7 +311,7 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
     for contents in (text, text, text.replace(b"cat", b"cow")):
         Path(files["source"]).write_bytes(contents)
         trainer = make_trainer(make_config(data={"train": files}), device="cpu")
-        encoded.append(trainer.loader.corpus.encoded().fetch([0])[0].to_pylist())
+        encoded.append(trainer.planner.corpus.encoded().fetch([0])[0].to_lists())
     assert encoded[0] == encoded[1] != encoded[2]
 
 

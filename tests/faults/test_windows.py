@@ -14,8 +14,8 @@ import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.data.epochs.windows import WindowedCorpus
-from mtrain.data.rewriting import resegment
-from mtrain.data.rewriting.throttle import Pace
+from mtrain.data.rewriting import reencode
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.shards import Shard, shard_file
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.storage.manifest import write_manifest
@@ -105,18 +105,20 @@ def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, c
 
 def test_training_that_ends_leaves_no_work_behind(small, monkeypatch):
     """While the next window waits for the progress of training."""
-    real, paces = Pace.spread, []
+    real, throttles = Throttle.spread, []
 
     def spread(self, blocks, workers):
-        paces.append(self)
+        throttles.append(self)
         yield from real(self, blocks, workers)
 
-    monkeypatch.setattr(Pace, "spread", spread)
-    monkeypatch.setattr(Pace, "must_wait", lambda self, *_: not self._at_once)
-    monkeypatch.setattr(resegment, "BLOCK", 2)
+    monkeypatch.setattr(Throttle, "spread", spread)
+    monkeypatch.setattr(Throttle, "must_wait", lambda self, *_: not self._at_once)
+    monkeypatch.setattr(reencode, "BLOCK", 2)
     whole = fit_on_cpu(small("whole", training={"max_steps": 12}, subword_sampling=0.2))
-    assert len(losses(whole)) == 12 and len(paces) > 2
-    assert all(pace.finished for pace in paces[:2]) and any(pace.taken for pace in paces if pace.steps)
+    assert len(losses(whole)) == 12 and len(throttles) > 2
+    assert all(each.finished for each in throttles[:2]) and any(
+        each.taken for each in throttles if each.steps
+    )
     fit_on_cpu(small("parts", training={"max_steps": 1}, subword_sampling=0.2))
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("windows", "loader", "ThreadPool"))], names
@@ -138,13 +140,13 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     whole = fit_on_cpu(small("whole", training=recipe))
     real = WindowedCorpus.open
 
-    def endless(self, epoch, window=0, pace=None, *starts):
+    def endless(self, epoch, window=0, throttle=None, *starts):
         if (epoch, window) == (0, slow):
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
             while True:
-                pace.require_needed()
+                throttle.require_needed()
                 time.sleep(0.01)
-        return real(self, epoch, window, pace, *starts)
+        return real(self, epoch, window, throttle, *starts)
 
     with monkeypatch.context() as patch:
         patch.setattr(WindowedCorpus, "open", endless)
@@ -161,10 +163,10 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
 def test_a_signal_right_after_resuming_says_that_the_state_is_saved(small, monkeypatch):
     real = WindowedCorpus.open
 
-    def slow(self, epoch, window=0, pace=None, *starts):
-        if pace is not None:
-            pace.require_needed()
-        return real(self, epoch, window, pace, *starts)
+    def slow(self, epoch, window=0, throttle=None, *starts):
+        if throttle is not None:
+            throttle.require_needed()
+        return real(self, epoch, window, throttle, *starts)
 
     checkpoint = last_checkpoint(fit_on_cpu(small("run", training={"max_steps": 3})))
     before = (checkpoint / "state.json").stat().st_mtime_ns
@@ -238,7 +240,7 @@ def damaged(small):
     run = fit_on_cpu(small("parts", training={"max_steps": 1}))
     file = shard_file(run / "data", 2)
     content = file.read_bytes()
-    at = content.index(Shard(file).ids[0][-4:].tobytes())
+    at = content.index(Shard(file).rows([0]).sides[0].ids[-4:].tobytes())
     file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     return run, whole, file, content
 
@@ -270,7 +272,7 @@ def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_name
 
     def overwrite(self, step):
         if self.state.step == 1:
-            ids = Shard(file).ids[0]
+            ids = Shard(file).rows([0]).sides[0].ids
             new = b"\xff" * ids.nbytes if content == "unknown ids" else ids[::-1].tobytes()
             with file.open("r+b") as stream:
                 stream.seek(file.read_bytes().index(ids.tobytes()))

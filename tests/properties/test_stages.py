@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
+from mtrain.data.epochs.batching import Division
 from mtrain.data.epochs.loader import Loader
-from mtrain.data.epochs.position import START
+from mtrain.data.epochs.planner import WindowPlanner
+from mtrain.data.epochs.schedule import Position
 from tests.support.encoding import TOY, config, prepare_data, use_sizes, write
 
 EPOCHS = 5
@@ -56,13 +58,13 @@ def prepare_stages(folder, tokenizer, sizes, window_pairs, stages, batch_tokens=
 
     def loader(rank=0, world_size=1):
         corpus = prepare_data(section, tokenizer, folder / "data", seed=1).train
-        where = torch.device("cpu"), 64, 1, rank, world_size
-        return Loader(corpus, given, tokenizer, *where)
+        planner = WindowPlanner(corpus, given, Division(64, rank=rank, world_size=world_size))
+        return Loader(planner, tokenizer, torch.device("cpu"))
 
     return loader
 
 
-def steps_of(loader: Loader, start=START) -> list:
+def steps_of(loader: Loader, start: Position | None = None) -> list:
     """Stage, epoch, places and next position of the steps of the first epochs, from a position on."""
     found = takewhile(lambda step: step.epoch <= EPOCHS, loader.steps(start))
     return [(step.stage, step.epoch, step.locate(), step.next) for step in found]
@@ -145,8 +147,8 @@ def test_ranks_share_the_pairs_of_each_step(tried, tokenizer, tmp_path_factory, 
 def test_windows_have_the_shares_of_the_stage(tokenizer, tmp_path, monkeypatch):
     use_sizes(monkeypatch, 40, 25, 10)
     given = {"shares": {"a": 0.5, "b": 0.3, "c": 0.2}, "of": "b"}
-    loader = prepare_stages(tmp_path, tokenizer, (300, 200, 100), 40, [given])()
-    windows = [loader.corpus.open(0, number) for number in range(loader.corpus.count_windows())]
+    corpus = prepare_stages(tmp_path, tokenizer, (300, 200, 100), 40, [given])().planner.corpus
+    windows = [corpus.open(0, number) for number in range(corpus.count_windows())]
     assert len(windows) > 5 and all(len(window) <= 41 for window in windows)
     counts = []
     for window in windows:

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from mtrain.data.epochs.batching import BatchPlan, plan_batches
+from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 
 LONGEST = 40
 lengths = st.lists(st.tuples(st.integers(2, LONGEST), st.integers(2, LONGEST)), min_size=1, max_size=120)
@@ -18,8 +18,8 @@ def plan_all(
     source, target = np.array(pairs, np.int32).T
     budget = min(batch_tokens, micro_batch_tokens)
     plans = [
-        plan_batches((source, target), batch_tokens, budget, (seed, epoch), rank, world_size, weights)
-        for rank in range(world_size)
+        plan_batches((source, target), batch_tokens, division, (seed, epoch), weights)
+        for division in (Division(budget, rank=rank, world_size=world_size) for rank in range(world_size))
     ]
     return plans, source, target
 

@@ -82,7 +82,7 @@ def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[in
 def rows_of(corpus: EncodedCorpus) -> list[tuple[list[int], list[int]]]:
     """Source and target ids of all pairs of an encoded corpus."""
     source, target = corpus.fetch(list(range(len(corpus))))
-    return list(zip(source.to_pylist(), target.to_pylist(), strict=True))
+    return list(zip(source.to_lists(), target.to_lists(), strict=True))
 
 
 def text_of(prepared: PreparedData, tokenizer: Tokenizer) -> list[tuple[str, str]]:

@@ -52,10 +52,9 @@ def resegmented(
     resegment: Resegment, rows: list[list[int]], generator: np.random.Generator
 ) -> list[list[int]]:
     """New segmentations of rows of ids."""
-    lengths = np.array(list(map(len, rows)), np.int32)
-    new = resegment(Rows(np.array([i for row in rows for i in row], np.int32), lengths), generator)
+    new = resegment(Rows.from_lists(rows), generator)
     assert len(new.lengths) == len(rows) and new.ids.dtype == np.int32
-    return [part.tolist() for part in np.split(new.ids, new.starts[1:-1])][: len(rows)]
+    return new.to_lists()
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:

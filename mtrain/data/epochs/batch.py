@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.tokenizer.rows import Rows, pad
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,8 @@ class Batch:
         return [part for half in halves for part in half.split(max_positions)]
 
     def _part(self, part: slice) -> Self:
-        tensors = (x[part] for x in (self.source, self.source_keep, self.target_in, self.labels))
-        tokens = int((self.labels[part] != IGNORE).sum())
-        return type(self)(*tensors, tokens, self.rows[part])  # type: ignore[call-arg, arg-type]
+        batch = self._with(lambda tensor: tensor[part])
+        return replace(batch, target_tokens=int((batch.labels != IGNORE).sum()), rows=self.rows[part])
 
     def to(self, device: torch.device) -> Self:
         """The same batch on a device. Copying a pinned batch to a CUDA device does not block the host."""
@@ -63,25 +61,27 @@ class Batch:
         return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
-        tensors = map(change, (self.source, self.source_keep, self.target_in, self.labels))
-        return type(self)(*tensors, self.target_tokens, self.rows)  # type: ignore[call-arg, arg-type]
+        return replace(
+            self,
+            source=change(self.source),
+            source_keep=change(self.source_keep),
+            target_in=change(self.target_in),
+            labels=change(self.labels),
+        )
 
 
-def pad(rows: pa.ListArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Pad lists of ids on the right. Returns a matrix and a mask, True at ids, both (rows, longest)."""
-    lengths = rows.value_lengths().to_numpy()
-    keep = np.arange(lengths.max(initial=0)) < lengths[:, None]
-    matrix = np.full(keep.shape, fill, np.int64)
-    matrix[keep] = rows.flatten().to_numpy()
-    return matrix, keep
-
-
-def collate(source: pa.ListArray, target: pa.ListArray, pad_id: int, bos_id: int, rows: list[int]) -> Batch:
+def collate(source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int]) -> Batch:
     """Pad encoded pairs into a Batch. Each side ends in EOS."""
     source_ids, source_keep = pad(source, pad_id)
     labels, target_keep = pad(target, IGNORE)
     target_in = np.full_like(labels, bos_id)
     # Masked by position, not by id: BOS or a real token may have the padding id.
     target_in[:, 1:] = np.where(target_keep[:, 1:], labels[:, :-1], pad_id)
-    tensors = map(torch.from_numpy, (source_ids, source_keep, target_in, labels))
-    return Batch(*tensors, int(target_keep.sum()), rows)  # type: ignore[call-arg, arg-type]
+    return Batch(
+        source=torch.from_numpy(source_ids),
+        source_keep=torch.from_numpy(source_keep),
+        target_in=torch.from_numpy(target_in),
+        labels=torch.from_numpy(labels),
+        target_tokens=int(target_keep.sum()),
+        rows=rows,
+    )

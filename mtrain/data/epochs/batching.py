@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
+from mtrain.tokenizer.rows import Ids, Indices
 
 # Version of the order in which pairs are sorted. Checkpoints record it, because a run can resume within an
 # epoch only if the order is the same. 0: by target length, then source length (checkpoints that record no
 # version). 1: see `_by_length`. 2: the same with `data.subword_sampling`, whose segmentations, and therefore
 # lengths, were others before it was done with NumPy.
 _BATCH_ORDER, _SAMPLED_BATCH_ORDER = 1, 2
-
-Rows = npt.NDArray[np.int64]
 
 # Maximum number of rows in a batch. Attention kernels of GPUs fail with more than 65,535.
 MAX_ROWS = 32768
@@ -34,7 +33,7 @@ class BatchPlan(NamedTuple):
     """The batches of one window. `steps[i][j]` has the rows of this rank's micro-batch j in optimizer step i;
     every rank has the same number of steps and micro-batches. The other fields count tokens of all ranks."""
 
-    steps: list[list[Rows]]
+    steps: list[list[Indices]]
     step_tokens: list[int]  # target tokens of each step, without padding
     tokens: tuple[int, int] = (0, 0)  # source and target tokens of the window, without padding
     padded_tokens: tuple[int, int] = (0, 0)  # with padding
@@ -48,6 +47,15 @@ class BatchPlan(NamedTuple):
         return Padding(*(1 - tokens / padded if padded else 0.0 for tokens, padded in both))
 
 
+class Division(NamedTuple):
+    """How the rows of a step are divided into micro-batches, and which micro-batches are for this rank."""
+
+    micro_batch_tokens: int  # padded tokens of a micro-batch on either side, at most
+    workers: int = 1  # the number of micro-batches of a rank is a multiple of it
+    rank: int = 0
+    world_size: int = 1
+
+
 class Padding(NamedTuple):
     """Shares of padding among the tokens of a window."""
 
@@ -57,54 +65,53 @@ class Padding(NamedTuple):
 
 
 def plan_batches(
-    lengths: tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]],
+    lengths: tuple[Ids, Ids],
     batch_tokens: int,
-    micro_batch_tokens: int,
+    division: Division,
     key: tuple[int, ...],
-    rank: int = 0,
-    world_size: int = 1,
     weights: npt.NDArray[np.floating] | None = None,
-    workers: int = 1,
 ) -> BatchPlan:
     """Plan the batches of a window, in which each row occurs once, or as often as its weight says.
 
     `lengths` are those of the sources and of the targets. A step has at most `batch_tokens` padded tokens on
-    either side. A micro-batch has at most `micro_batch_tokens`, and MAX_ROWS / 2 rows, because R-Drop
-    computes each row twice. `key` determines the order of the steps and
-    how pairs of equal lengths are grouped; it is (seed, epoch), or (seed, epoch, window) if there are several
-    windows. In each step, every rank has the same number of micro-batches, a multiple of `workers`.
+    either side. A micro-batch has at most MAX_ROWS / 2 rows, because R-Drop computes each row twice. `key`
+    determines the order of the steps and how pairs of equal lengths are grouped; it is (seed, epoch), or
+    (seed, epoch, window) if there are several windows. In each step, every rank has the same number of
+    micro-batches.
 
-    No row may be longer than `micro_batch_tokens`. O(rows log rows).
+    No row may be longer than `division.micro_batch_tokens`. O(rows log rows).
     """
-    generator, (source_lengths, target_lengths) = np.random.default_rng(key), lengths
+    generator = np.random.default_rng(key)
+    source_lengths, target_lengths = lengths
     rows = np.arange(len(source_lengths))
     if weights is not None:
         rows = np.repeat(rows, np.floor(weights + generator.random(len(rows))).astype(np.int64))
     generator.shuffle(rows)  # so that rows of equal lengths are grouped differently in each epoch
     rows = rows[_by_length(source_lengths[rows], target_lengths[rows])]
-    sides = source_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
-    longer = np.maximum(*sides)
-    assert longer.max(initial=0) <= micro_batch_tokens, (
-        "the config limits sentences to the size of a micro-batch"
-    )
+    source = source_lengths[rows].astype(np.int64)
+    target = target_lengths[rows].astype(np.int64)
+    longer = np.maximum(source, target)
+    budget = division.micro_batch_tokens
+    assert longer.max(initial=0) <= budget, "the config limits sentences to the size of a micro-batch"
 
     edges = cut_by_budget(longer, batch_tokens)
-    steps, step_tokens, padded_tokens = [], [], [0, 0]
+    steps: list[list[Indices]] = []
+    step_tokens: list[int] = []
+    padded_source = padded_target = 0
     for step in generator.permutation(len(edges) - 1):
         start, stop = edges[step], edges[step + 1]
-        runs = _split(longer[start:stop], micro_batch_tokens, world_size * workers)
+        runs = _split(longer[start:stop], budget, division.world_size * division.workers)
         micro_batches = [slice(start + first, start + end) for first, end in runs]
-        steps.append([rows[part] for part in micro_batches[rank::world_size]])
-        step_tokens.append(int(sides[1][start:stop].sum()))
-        for i, side in enumerate(sides):
-            padded_tokens[i] += sum(
-                len(side[part]) * int(side[part].max(initial=0)) for part in micro_batches
-            )
-    tokens = int(sides[0].sum()), int(sides[1].sum())
-    return BatchPlan(steps, step_tokens, tokens, (padded_tokens[0], padded_tokens[1]))
+        steps.append([rows[part] for part in micro_batches[division.rank :: division.world_size]])
+        step_tokens.append(int(target[start:stop].sum()))
+        for part in micro_batches:
+            padded_source += len(source[part]) * int(source[part].max(initial=0))
+            padded_target += len(target[part]) * int(target[part].max(initial=0))
+    tokens = int(source.sum()), int(target.sum())
+    return BatchPlan(steps, step_tokens, tokens, (padded_source, padded_target))
 
 
-def _by_length(source_lengths: npt.NDArray[np.integer], target_lengths: npt.NDArray[np.integer]) -> Rows:
+def _by_length(source_lengths: Ids, target_lengths: Ids) -> Indices:
     """Sort so that neighbors have similar lengths on both sides. Rows of equal lengths keep their order.
 
     Rows are sorted by the longer side, then by the difference between the sides, alternately ascending and
@@ -117,7 +124,7 @@ def _by_length(source_lengths: npt.NDArray[np.integer], target_lengths: npt.NDAr
     return np.lexsort((np.where(longer % 2, -difference, difference), longer))
 
 
-def cut_by_budget(lengths: Rows, budget: int, most_rows: int | None = None) -> list[int]:
+def cut_by_budget(lengths: Indices, budget: int, most_rows: int | None = None) -> list[int]:
     """Boundaries of consecutive runs, each as long as `budget` padded tokens and `most_rows` allow. `lengths`
     has the length of the longer side of each row."""
     edges = [0]
@@ -130,7 +137,7 @@ def cut_by_budget(lengths: Rows, budget: int, most_rows: int | None = None) -> l
     return edges
 
 
-def _split(lengths: Rows, budget: int, multiple: int) -> list[tuple[int, int]]:
+def _split(lengths: Indices, budget: int, multiple: int) -> list[tuple[int, int]]:
     """Split a step into nearly equal runs within the budget; their number is a multiple of `multiple`."""
     needed = max(-(-int(lengths.sum()) // budget), -(-2 * len(lengths) // MAX_ROWS))  # without padding
     parts = -(-needed // multiple) * multiple

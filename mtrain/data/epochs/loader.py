@@ -2,33 +2,33 @@
 ahead."""
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
-from mtrain.config.schema import Config
 from mtrain.data.epochs.batch import Batch, collate
-from mtrain.data.epochs.batching import BatchPlan, Rows, plan_batches
-from mtrain.data.epochs.mixing import FIRST_STAGE, Starts
-from mtrain.data.epochs.position import START, Position, StageEnds
-from mtrain.data.epochs.windows import WindowedCorpus
-from mtrain.data.rewriting.throttle import CancelledError, Pace, never
+from mtrain.data.epochs.planner import Opened, Window, WindowPlanner
+from mtrain.data.epochs.schedule import Position
+from mtrain.data.rewriting.throttle import Throttle, never
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.duration import format_duration
-from mtrain.errors import DataError
+from mtrain.tokenizer.rows import Indices
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 AHEAD = 3  # steps whose batches are made in advance
+_POLL = 0.2  # seconds between looks at a signal while waiting
+_LONG = 1.0  # seconds; a longer wait is logged
+Waited = TypeVar("Waited")
 
 
-class Step(NamedTuple):
+class StepInput(NamedTuple):
     """The input of one optimizer step."""
 
     epoch: int  # from 1
@@ -39,173 +39,79 @@ class Step(NamedTuple):
     stage: int | None = None  # from 1; None without stages
 
 
-class Window(NamedTuple):
-    """A part of an epoch that is planned at once."""
-
-    corpus: EncodedCorpus
-    plan: BatchPlan
-    share: float  # of the pairs of the epoch that it has; 1.0 if it is the whole epoch
-
-    @property
-    def steps_in_epoch(self) -> int:
-        """The number of steps in an epoch; an estimate if it has several windows."""
-        return round(len(self.plan.steps) / self.share)
-
-
-Opened = tuple[Position, Window]  # a window, and where it starts
-Waited = TypeVar("Waited")
-_POLL = 0.2  # seconds between looks at a signal while waiting
-_LONG = 1.0  # seconds; a longer wait is logged
-
-
-def require_pairs(plan: BatchPlan, epoch: int) -> None:
-    """Raise DataError if the plan of an epoch (from 0) has no pairs."""
-    if not plan.steps:
-        raise DataError(f"epoch {epoch + 1} has no training pairs; raise the weights of data.train")
-
-
 class Loader:
-    """The training batches of a corpus, for `device` and, if there are several ranks, for one of them. The
-    number of micro-batches in a step is a multiple of `workers`, unless the step has too few pairs; a rank
-    without pairs has a batch without pairs."""
+    """Makes the training batches of planned windows, for `device`. A rank without pairs has a batch without
+    pairs."""
 
-    def __init__(
-        self,
-        corpus: WindowedCorpus,
-        config: Config,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        micro_batch_tokens: int,
-        workers: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ):
-        self.corpus, self.config, self.tokenizer, self.device = corpus, config, tokenizer, device
-        self.micro_batch_tokens, self.workers = micro_batch_tokens, workers
-        self.rank, self.world_size = rank, world_size
-        self._stages = StageEnds(config.data.stages or ())
-        self._opened: dict[tuple[int, int, Starts], Window] = {}
-        self._opening = threading.Lock()
-
-    def open(
-        self, epoch: int, window: int = 0, pace: Pace | None = None, starts: Starts = FIRST_STAGE
-    ) -> Window:
-        """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
-        The latest window with steps is cached.
-
-        Raises DataError if it is damaged, and what rewriting its rows raises.
-        """
-        with self._opening:
-            if (epoch, window, starts) in self._opened:
-                return self._opened[epoch, window, starts]
-            corpus, recipe = self.corpus.open(epoch, window, pace, starts), self.config.training
-            lengths = (corpus.source_lengths, corpus.target_lengths)
-            sizes = (recipe.batch_tokens, self.micro_batch_tokens)
-            key = (self.config.seed, *self.corpus.key(epoch, window, starts))
-            ranks = (self.rank, self.world_size)
-            plan = plan_batches(lengths, *sizes, key, *ranks, corpus.weights, self.workers)
-            opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus, starts))
-            if plan.steps:
-                self._opened = {(epoch, window, starts): opened}
-            return opened
-
-    def find(self, position: Position, pace: Pace | None = None) -> Opened:
-        """The first window with steps from a position on, and the position of its first step.
-
-        Raises DataError if a whole epoch has no pairs, and what `open` raises.
-        """
-        position = self._stages.in_stage(position)
-        epoch_is_empty = position.window == 0  # as far as is known
-
-        def open_at(at: Position) -> Window:
-            return self.open(at.epoch, at.window, pace, at.starts)
-
-        while not (window := open_at(position)).plan.steps:
-            following = self._after(position)
-            if following.epoch > position.epoch:
-                if epoch_is_empty:
-                    require_pairs(window.plan, position.epoch)
-                epoch_is_empty = True
-            position = following
-        return position, window
-
-    def steps_in_epoch(self, stage: int = 0) -> int:
-        """The number of steps in the first epoch of a stage (from 0), if each stage before it has one epoch.
-        It is an estimate if the epoch has several windows. Raises what `find` raises."""
-        return self.find(Position(epoch=stage, starts=tuple(range(stage + 1))))[1].steps_in_epoch
+    def __init__(self, planner: WindowPlanner, tokenizer: Tokenizer, device: torch.device):
+        self.planner, self.device = planner, device
+        self.tokenizer = tokenizer
 
     def steps(
-        self, start: Position = START, cancelled: Callable[[], bool] = never
-    ) -> Generator[Step, None, None]:
-        """Yield steps without end. While a window is used, the next one is opened in the background.
+        self, start: Position | None = None, cancelled: Callable[[], bool] = never
+    ) -> Generator[StepInput, None, None]:
+        """Yield steps without end, from the first one or `start` on. While a window is used, the next one is
+        opened in the background.
 
-        Raises what `find` raises; CancelledError if `cancelled` returns true while a step is waited for.
+        Raises what `WindowPlanner.find` raises; CancelledError if `cancelled` returns true while a step is
+        waited for.
         """
+        planner = self.planner
         # The next steps and, with the last one of a window, the window that follows.
-        pending: deque[tuple[Future[Step], Future[Opened] | None]] = deque()
-        pace = Pace(cancelled=cancelled)  # of the work on the next window; training waits for the first one
+        pending: deque[tuple[Future[StepInput], Future[Opened] | None]] = deque()
+        throttle = Throttle(cancelled=cancelled)  # training waits for the first window
 
-        def following_step() -> Step:
+        def following_step() -> StepInput:
             making, opening = pending.popleft()
             step = _wait(making, cancelled)
             return step if opening is None else step._replace(next=_wait_for_window(opening, cancelled)[0])
 
         with ThreadPoolExecutor(1, "windows") as background, ThreadPoolExecutor(1, "loader") as pool:
             try:
-                position, window = self.find(start, pace)
+                position, window = planner.find(start or Position(), throttle)
                 while True:
-                    taken = self._stages.steps_to_take(position, len(window.plan.steps))
-                    pace = Pace(taken)
-                    after, opening = self._after(position, taken), None
-                    if self._is_trained_on(after):
-                        opening = background.submit(self.find, after, pace)
+                    taken = planner.schedule.steps_to_take(position, len(window.plan.steps))
+                    throttle = Throttle(taken)
+                    after, opening = planner.after(position, taken), None
+                    if planner.is_trained_on(after):
+                        opening = background.submit(planner.find, after, throttle)
                     for done in range(1, taken + 1):
-                        following = after
-                        if done < taken:
-                            following = position.after(done)
-                        index, is_last = position.step + done - 1, done == taken
-                        making = pool.submit(self._make, window, position, index, following)
+                        is_last = done == taken
+                        following = after if is_last else position.after(done)
+                        making = pool.submit(self._make, window, position.after(done - 1), following)
                         # The next window may be empty; then training continues with the one after it.
                         pending.append((making, opening if is_last and window.share < 1 else None))
                         if len(pending) > AHEAD:
                             yield following_step()
-                            pace.step()
-                    pace.hurry()
+                            throttle.step()
+                    throttle.hurry()
                     # If the next window is ready, its batches are made before the last ones are used.
                     while pending and not (opening and opening.done() and not opening.exception()):
                         yield following_step()
                     if opening is None:
-                        position, window = self.find(after, Pace(cancelled=cancelled))
+                        position, window = planner.find(after, Throttle(cancelled=cancelled))
                     else:
                         position, window = _wait_for_window(opening, cancelled)
             finally:
-                pace.cancel()
+                throttle.cancel()
 
-    def _after(self, position: Position, taken: int = 0) -> Position:
-        """The start of the window that follows the one at a position, after `taken` steps there."""
-        return self._stages.after(position, taken, self.corpus.count_windows(position.starts))
-
-    def _is_trained_on(self, position: Position) -> bool:
-        """Whether training continues at the start of a window."""
-        last = self.config.training.max_epochs
-        return last is None or position.epoch < last
-
-    def _make(self, window: Window, position: Position, index: int, following: Position) -> Step:
-        batches = [self.batch(rows, window.corpus) for rows in window.plan.steps[index] if len(rows)]
+    def _make(self, window: Window, position: Position, following: Position) -> StepInput:
+        plan = window.plan
+        batches = [self.batch(rows, window.corpus) for rows in plan.steps[position.step] if len(rows)]
         batches = batches or [Batch.without_pairs()]
 
         def locate() -> list[str]:
             return window.corpus.locate([row for batch in batches for row in batch.rows])
 
-        stage = None if self.config.data.stages is None else len(position.starts)
-        return Step(position.epoch + 1, window.plan.step_tokens[index], batches, locate, following, stage)
+        stage = len(position.starts) if self.planner.schedule.stages else None
+        tokens = plan.step_tokens[position.step]
+        return StepInput(position.epoch + 1, tokens, batches, locate, following, stage)
 
-    def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
+    def batch(self, rows: Indices, corpus: EncodedCorpus) -> Batch:
         """The tensors of some rows of a window, pinned if the device is a GPU. They are moved to the device
         later, so that it holds one micro-batch at a time."""
-        indices: list[int] = rows.tolist()
         special = self.tokenizer.special
-        batch = collate(*corpus.fetch(indices), special.pad, special.bos, indices)
+        batch = collate(*corpus.fetch(rows), special.pad, special.bos, rows.tolist())
         self._require_known_ids(batch)
         return batch.pinned() if self.device.type == "cuda" else batch
 
@@ -215,31 +121,30 @@ class Loader:
         sizes = self.tokenizer.source_vocab_size, self.tokenizer.target_vocab_size
         for ids, size in zip((batch.source, batch.target_in), sizes, strict=True):
             if ids.min() < 0 or ids.max() >= size:
-                self.corpus.require_undamaged()
+                self.planner.corpus.require_undamaged()
 
-    def largest(self, window: Window) -> list[Batch]:
-        """The batches that need the most memory: the one with the most padded tokens, and the one with the
-        largest attention matrices, unless that is the same. The former is from this window. So is the latter,
-        unless there are other windows or stages: then it is a batch of the longest possible pairs, which
-        these may contain."""
-        corpus, plan = window.corpus, window.plan
-        micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
-        if not micro_batches:  # the other ranks have all pairs of the window
-            return []
-        several = window.share < 1 or len(self.config.data.stages or ()) > 1
-        length, budget = self.config.longest_sequence, self.micro_batch_tokens
-        longest_pairs = [Batch.of_size(max(1, budget // length), length)] if several else []
-        if several and longest_pairs[0].source.numel() >= budget:  # no batch has more tokens
-            return longest_pairs
-        sizes = [
-            (len(rows), int(corpus.source_lengths[rows].max()), int(corpus.target_lengths[rows].max()))
-            for rows in micro_batches
-        ]
-        linear = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
-        if several:
-            return [self.batch(micro_batches[linear], corpus), *longest_pairs]
-        square = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
-        return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
+
+def largest_batches(loader: Loader, window: Window) -> list[Batch]:
+    """The batches of a window that need the most memory: the one with the most padded tokens, and the one
+    with the largest attention matrices, unless that is the same. If there are other windows or stages, a
+    batch of the longest possible pairs, which these may contain, takes the place of the latter."""
+    corpus, planner = window.corpus, loader.planner
+    micro_batches = [rows for step in window.plan.steps for rows in step if len(rows)]
+    if not micro_batches:  # the other ranks have all pairs of the window
+        return []
+    pairs = np.array([len(rows) for rows in micro_batches])
+    sources = np.array([corpus.source_lengths[rows].max() for rows in micro_batches], np.int64)
+    targets = np.array([corpus.target_lengths[rows].max() for rows in micro_batches], np.int64)
+    most_tokens = int((pairs * (sources + targets)).argmax())
+    if window.share < 1 or len(planner.schedule.stages) > 1:
+        budget, length = planner.division.micro_batch_tokens, planner.config.longest_sequence
+        longest_pairs = Batch.of_size(max(1, budget // length), length)
+        if longest_pairs.source.numel() >= budget:  # no batch has more tokens
+            return [longest_pairs]
+        return [loader.batch(micro_batches[most_tokens], corpus), longest_pairs]
+    largest_attention = int((pairs * np.maximum(sources, targets) ** 2).argmax())
+    chosen = dict.fromkeys((most_tokens, largest_attention))
+    return [loader.batch(micro_batches[i], corpus) for i in chosen]
 
 
 def _wait_for_window(opening: Future[Opened], cancelled: Callable[[], bool]) -> Opened:

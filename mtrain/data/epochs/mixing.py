@@ -22,13 +22,11 @@ import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
 from mtrain.config.stages import Stage
-from mtrain.data.epochs.window_layout import WindowLayout
+from mtrain.data.epochs.schedule import StageStarts, WindowLayout
 from mtrain.data.store.shards import BucketRows, Shard, hash_numbers
 from mtrain.errors import DataError
 from mtrain.tokenizer.rows import Indices
 
-Starts = tuple[int, ...]  # the first epoch of each stage that has begun
-FIRST_STAGE: Starts = (0,)
 Hashes = npt.NDArray[np.uint64]
 _LAST_HASH = np.uint64(2**64 - 1)
 
@@ -73,7 +71,8 @@ class Mixer:
     def __init__(self, data: DataConfig, shards: Sequence[Shard], seed: int):
         """Raises DataError if no pair is left of a corpus that has a share in a stage."""
         assert data.stages is not None
-        self._shards, self._seed, self._names, self._stages = shards, seed, data.names, data.stages
+        self._shards, self._seed = shards, seed
+        self._names, self._stages = data.names, data.stages
         corpora = range(len(data.train))
         self._of_corpus = [[i for i, s in enumerate(shards) if s.info.corpus == corpus] for corpus in corpora]
         # Of each corpus, the number of pairs in each bucket.
@@ -100,11 +99,11 @@ class Mixer:
         buckets = ceil(len(self._sizes[0]) * total / sum(sizes.values()))  # as large as those of the corpora
         return Mixture(pairs, WindowLayout.of(total, buckets, window_pairs))
 
-    def mixture(self, starts: Starts) -> Mixture:
+    def mixture(self, starts: StageStarts) -> Mixture:
         """The mixture of the current stage."""
         return self.mixtures[len(starts) - 1]
 
-    def describe(self, starts: Starts) -> str:
+    def describe(self, starts: StageStarts) -> str:
         """The current stage, and the pairs of each corpus in an epoch of it."""
         mixture = self.mixture(starts)
         shares = ", ".join(
@@ -131,7 +130,7 @@ class Mixer:
         return [float(pairs / total / size) for pairs, size in zip(taken, sizes, strict=True)]
 
     def choose(
-        self, starts: Starts, epoch: int, window: int, verify: Callable[[int, Sequence[int]], None]
+        self, starts: StageStarts, epoch: int, window: int, verify: Callable[[int, Sequence[int]], None]
     ) -> Iterator[ChosenRows]:
         """The rows of a window. `verify` is called with the index of a shard and the buckets to read from it;
         its exceptions propagate."""

@@ -14,10 +14,10 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.epochs.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
-from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
-from mtrain.data.rewriting.rewrite import Key, Rewrite
-from mtrain.data.rewriting.throttle import Pace
+from mtrain.data.epochs.mixing import ChosenRows, Mixer, weights_by_size
+from mtrain.data.epochs.schedule import FIRST_STAGE, ONE_WINDOW, StageStarts, WindowLayout
+from mtrain.data.rewriting.rewrite import Key, Rewrite, replace_rows
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.damaged import add_suspect
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
@@ -37,11 +37,11 @@ class WindowedCorpus:
         rewrites: Sequence[Rewrite] = (),
     ):
         """`verified` are the buckets that have just been compared with their hashes. Damaged shards are
-        recorded in `run_dir`. The `rewrites` change the rows of each window, one after the other. Raises what
-        `Mixer` raises."""
-        self._run_dir = run_dir
-        self._shards, self._corpora, self._seed = shards, _weighted(data, shards), seed
-        self._rewrites = rewrites
+        recorded in `run_dir`, and temporary files are written there. The `rewrites` change the rows of each
+        window, one after the other. Raises DataError if a corpus with a share in a stage has no pairs."""
+        self._shards, self._seed = shards, seed
+        self._run_dir, self._rewrites = run_dir, rewrites
+        self._corpora = _weighted(data, shards)
         self._verified = [set(verified) for _ in shards]
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
@@ -63,7 +63,7 @@ class WindowedCorpus:
         """Whether all pairs are in memory at the same time."""
         return self._layout == ONE_WINDOW
 
-    def layout(self, starts: Starts = FIRST_STAGE) -> WindowLayout:
+    def layout(self, starts: StageStarts = FIRST_STAGE) -> WindowLayout:
         """What determines the windows of an epoch. `starts` are the first epochs of the stages that have
         begun."""
         return self._layout if self.mixer is None else self.mixer.mixture(starts).layout
@@ -74,11 +74,11 @@ class WindowedCorpus:
             return [self._buckets]
         return [[self._buckets[i] for i in window] for window in self._layout.windows(self._seed, epoch)]
 
-    def count_windows(self, starts: Starts = FIRST_STAGE) -> int:
+    def count_windows(self, starts: StageStarts = FIRST_STAGE) -> int:
         """The number of windows of an epoch."""
         return len(self.layout(starts).edges()) - 1
 
-    def key(self, epoch: int, window: int, starts: Starts = FIRST_STAGE) -> Key:
+    def key(self, epoch: int, window: int, starts: StageStarts = FIRST_STAGE) -> Key:
         """What the random choices of a window depend on, in addition to the seed."""
         return (epoch,) if self.layout(starts) == ONE_WINDOW else (epoch, window)
 
@@ -98,7 +98,7 @@ class WindowedCorpus:
         return corpus
 
     def open(
-        self, epoch: int, window: int = 0, pace: Pace | None = None, starts: Starts = FIRST_STAGE
+        self, epoch: int, window: int = 0, throttle: Throttle | None = None, starts: StageStarts = FIRST_STAGE
     ) -> EncodedCorpus:
         """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
         the numbers of times that they occur. Raises DataError if pairs are damaged, and what the rewrites
@@ -106,8 +106,9 @@ class WindowedCorpus:
         if self._whole is not None and self.mixer is None:
             self.require_undamaged()
         corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
+        key, throttle = self.key(epoch, window, starts), throttle or Throttle()
         for rewrite in self._rewrites if len(corpus) else ():
-            corpus = rewrite(corpus, self.key(epoch, window, starts), pace or Pace())
+            corpus = replace_rows(corpus, rewrite(corpus, key, throttle), self._run_dir, throttle)
         return corpus
 
     @property
@@ -121,7 +122,7 @@ class WindowedCorpus:
         other._rewrites = list(filter(choose, self._rewrites))
         return other
 
-    def _mix(self, epoch: int, window: int, starts: Starts) -> EncodedCorpus:
+    def _mix(self, epoch: int, window: int, starts: StageStarts) -> EncodedCorpus:
         """The pairs of a window of a stage, as they were encoded."""
         assert self.mixer is not None
         chosen = list(self.mixer.choose(starts, epoch, window, self._verify))
@@ -131,7 +132,7 @@ class WindowedCorpus:
         weights = counts.astype(np.float64), np.broadcast_to(np.int64(1), len(counts))
         return EncodedCorpus.of_rows(shards, self._corpora, [part.rows for part in chosen], weights)
 
-    def share_of_epoch(self, window: EncodedCorpus, starts: Starts = FIRST_STAGE) -> float:
+    def share_of_epoch(self, window: EncodedCorpus, starts: StageStarts = FIRST_STAGE) -> float:
         """The share of an epoch's pairs that a window has, on average. It is 1 if it is the only window."""
         if self.layout(starts) == ONE_WINDOW:
             return 1.0

@@ -84,7 +84,8 @@ def _mistyped(text: str, generator: random.Random) -> str:
     if len(letters) < 2:
         return text
     i, error = generator.choice(letters), generator.choice(_ERRORS)
-    before, letter, after = text[:i], text[i], text[i + 1 :]
+    before, after = text[:i], text[i + 1 :]
+    letter = text[i]
     if error == "join":
         # Not beside a symbol, which has a placeholder.
         found = re.finditer("(?<![\ud800-\udfff]) (?![\ud800-\udfff])", text)

@@ -4,7 +4,7 @@ Their text is decoded from the ids, so that the raw files are not read again, an
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mtrain.config.augment import Augment
 from mtrain.config.corpora import Corpus
@@ -39,11 +39,12 @@ class PairAugmenter:
         pairs = [(source[self._tag_length :], target) for source, target in pairs]
         draws = [self._draw(generator) for _ in pairs]
         chosen = {row: names for row, names in enumerate(draws) if names}
-        merged = [
-            row for row, names in chosen.items() if "merge" in names and self._can_merge(pairs, tags, row)
-        ]
-        spaces = [[sentence_separator(directions[row][side]) for row in merged] for side in (0, 1)]
-        sources, targets = (self._texts(pairs, side, list(chosen), merged, spaces[side]) for side in (0, 1))
+        merged = {
+            row: directions[row]
+            for row, names in chosen.items()
+            if "merge" in names and self._can_merge(pairs, tags, row)
+        }
+        sources, targets = (self._texts(pairs, side, list(chosen), merged) for side in (0, 1))
         texts: dict[int, tuple[str, str]] = {}
         for row, names in chosen.items():
             source, target = sources[row], targets[row]
@@ -85,27 +86,23 @@ class PairAugmenter:
         )
 
     def _texts(
-        self,
-        pairs: Sequence[EncodedPair],
-        side: int,
-        rows: Sequence[int],
-        merged: Sequence[int],
-        spaces: Sequence[str],
+        self, pairs: Sequence[EncodedPair], side: int, rows: Sequence[int], merged: Mapping[int, Direction]
     ) -> dict[int, str | None]:
-        """The texts of one side of some rows by row, the `merged` ones with the next row, after one of
-        `spaces`; None if one is not known."""
-        vocabulary, unknown = self._vocabularies[side], self._vocabularies[side].special.unk
-        ids = [pairs[row][side] for row in rows]
-        following = [pairs[row + 1][side] for row in merged]
-        decoded = vocabulary.decode([row[:-1] for row in ids])
-        appended = vocabulary.decode([row[len(vocabulary.tag(row)) : -1] for row in following])
+        """The texts of one side of some rows by row, the `merged` ones with the next row; None if one is not
+        known."""
+        vocabulary = self._vocabularies[side]
+        unknown = vocabulary.special.unk
+        ids = {row: pairs[row][side] for row in rows}
+        following = {row: pairs[row + 1][side] for row in merged}
+        decoded = vocabulary.decode([row_ids[:-1] for row_ids in ids.values()])
+        appended = vocabulary.decode(
+            [row_ids[len(vocabulary.tag(row_ids)) : -1] for row_ids in following.values()]
+        )
         texts = dict(zip(rows, decoded, strict=True))
-        for row, space, text in zip(merged, spaces, appended, strict=True):
-            texts[row] = f"{texts[row]}{space}{text}"
-        is_known = {row: unknown not in row_ids for row, row_ids in zip(rows, ids, strict=True)}
-        for row, row_ids in zip(merged, following, strict=True):
-            is_known[row] &= unknown not in row_ids
-        return {row: text if is_known[row] else None for row, text in texts.items()}
+        for (row, direction), text in zip(merged.items(), appended, strict=True):
+            texts[row] += sentence_separator(direction[side]) + text
+        is_unknown = {row for row in rows if unknown in ids[row] or unknown in following.get(row, ())}
+        return {row: None if row in is_unknown else text for row, text in texts.items()}
 
     def _changed(
         self, source: str, target: str, names: Sequence[str], direction: Direction, generator: random.Random

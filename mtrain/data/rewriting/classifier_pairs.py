@@ -1,22 +1,39 @@
-"""The training examples of a pair classifier: good and corrupted pairs, as single sequences with a class."""
+"""The training examples of a pair classifier: good and corrupted pairs, as single sequences with a class.
+
+Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) also learns from corrupted pairs.
+"""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
-from mtrain.data.rewriting.corruption import Corrupter, Example, Pair
-from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
-from mtrain.data.rewriting.throttle import Pace
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.tokenizer.rows import Ids, Indices
+from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.vocabulary import SPACE
 
+PairIds = tuple[list[int], list[int]]  # source and target, without EOS
 BAD, GOOD = 0, 1  # the classes
 _NEIGHBORS = 50  # pairs of the most similar lengths, among which the other pair of a corruption is drawn
+_KEPT = (0.2, 0.8)  # share of the words that are left of a truncated side
+_REPLACED = (0.3, 0.9)  # share of the words that are replaced
+_DIGIT = re.compile(r"[0-9]")
+_MOST_DIGITS = 4  # of a number that is inserted, at most
+
+
+class Example(NamedTuple):
+    """A pair in a good and in a corrupted version."""
+
+    good: PairIds
+    bad: PairIds
 
 
 class ExampleMaker:
@@ -26,44 +43,27 @@ class ExampleMaker:
     Examples depend only on the seed, the key and the rows.
     """
 
-    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, scratch: Path):
-        """`data.corruptions` must be set. Examples are written to temporary files in `scratch`."""
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
+        """`data.corruptions` must be set."""
         assert data.corruptions is not None
         self._shares = {kind: share for kind, share in data.corruptions if share}
         self._corrupter = Corrupter(tokenizer, data.max_length)
-        self._storage = ScratchStorage(tokenizer, scratch)
         self._eos, self._seed = tokenizer.special.eos, seed
 
-    def __call__(self, corpus: EncodedCorpus, key: Key, pace: Pace) -> EncodedCorpus:
-        """The examples of the rows of a corpus. Raises what `ScratchStorage.replace_rows` raises."""
-        return self._storage.replace_rows(corpus, self._blocks(corpus, key), pace)
-
-    def _blocks(self, corpus: EncodedCorpus, key: Key) -> Iterator[Sides]:
+    def __call__(self, corpus: EncodedCorpus, key: Key, _: Throttle) -> Blocks:
+        """Yield the examples of the rows of a corpus, in blocks."""
         others = draw_others(corpus.target_lengths, (self._seed, *key))
         for start in range(0, len(corpus), BLOCK):
             rows = np.arange(start, min(start + BLOCK, len(corpus)))
-            generator = random.Random(" ".join(map(str, ("pairs", self._seed, *key, start))))
+            generator = make_generator("pairs", self._seed, *key, start)
             sequences, classes = [], []
             for pair, other in zip(_pairs(corpus, rows), _pairs(corpus, others[rows]), strict=True):
-                example = _draw_example(self._corrupter, self._shares, pair, other, generator)
+                example = self._corrupter.draw(self._shares, pair, other, generator)
                 good = example is None or generator.random() < 0.5
                 version = pair if example is None else example.good if good else example.bad
                 sequences.append(pair_sequence(version, self._eos))
                 classes.append([GOOD if good else BAD])
-            yield from_lists(sequences), from_lists(classes)
-
-
-def _draw_example(
-    corrupter: Corrupter, shares: Mapping[str, float], pair: Pair, other: Pair, generator: random.Random
-) -> Example | None:
-    """An example of a kind that is drawn by its share; of another one if that would not change the pair."""
-    remaining = dict(shares)
-    while remaining:
-        [kind] = generator.choices(list(remaining), list(remaining.values()))
-        if (example := corrupter.corrupt(kind, pair, other, generator)) is not None:
-            return example
-        del remaining[kind]
-    return None
+            yield Rows.from_lists(sequences), Rows.from_lists(classes)
 
 
 def draw_others(lengths: Ids, key: Sequence[int]) -> Indices:
@@ -79,11 +79,161 @@ def draw_others(lengths: Ids, key: Sequence[int]) -> Indices:
     return others
 
 
-def pair_sequence(pair: Pair, eos: int) -> list[int]:
+def pair_sequence(pair: PairIds, eos: int) -> list[int]:
     """The input of a pair classifier: source, EOS, target, EOS."""
     return [*pair[0], eos, *pair[1], eos]
 
 
-def _pairs(corpus: EncodedCorpus, rows: Indices) -> Iterator[Pair]:
-    source, target = corpus.rows(rows)
-    return ((one[:-1], other[:-1]) for one, other in zip(to_lists(source), to_lists(target), strict=True))
+def _pairs(corpus: EncodedCorpus, rows: Indices) -> Iterator[PairIds]:
+    sides = (side.to_lists() for side in corpus.fetch(rows))
+    return ((source[:-1], target[:-1]) for source, target in zip(*sides, strict=True))
+
+
+class Corrupter:
+    """Makes one kind of corruption at a time. Only whole words are moved or removed, so each word
+    keeps its usual segmentation. In text without spaces, tokens take their place."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int):
+        """The vocabulary must be joint. Sides are cut at `max_length` tokens, EOS included."""
+        self._longest = max_length - 1
+        self._vocabulary = tokenizer.source
+        self._unknown = tokenizer.source.unlearned()
+        pieces = self._vocabulary.pieces
+        self._begins_word = [piece.startswith(SPACE) for piece in pieces]
+        # The names of byte pieces and of tags may contain digits that are not in the text.
+        others = self._unknown | self._vocabulary.symbols
+        self._has_digit = [i not in others and bool(_DIGIT.search(piece)) for i, piece in enumerate(pieces)]
+        self._encode = lru_cache(20_000)(self._encode_word)  # each call of SentencePiece starts threads
+        self._kinds: dict[str, Callable[[PairIds, PairIds, random.Random], Example | None]] = {
+            "misaligned": self._misaligned,
+            "truncated": self._truncated,
+            "extended": self._extended,
+            "wrong_language": self._wrong_language,
+            "numbers": self._numbers,
+            "replaced_words": self._replaced_words,
+            "word_order": self._word_order,
+        }
+
+    def corrupt(self, kind: str, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
+        """Corrupt a pair in one way (a key of `data.corruptions`); `other` is another pair of the corpus.
+        None if the pair would not change."""
+        example = self._kinds[kind](pair, other, generator)
+        if example is None:
+            return None
+        good, bad = ((source[: self._longest], target[: self._longest]) for source, target in example)
+        return None if good == bad else Example(good, bad)
+
+    def draw(
+        self, shares: Mapping[str, float], pair: PairIds, other: PairIds, generator: random.Random
+    ) -> Example | None:
+        """Corrupt a pair in a way that is drawn by its share; in another one if the pair would not change."""
+        remaining = dict(shares)
+        while remaining:
+            [kind] = generator.choices(list(remaining), list(remaining.values()))
+            if (example := self.corrupt(kind, pair, other, generator)) is not None:
+                return example
+            del remaining[kind]
+        return None
+
+    def _misaligned(self, pair: PairIds, other: PairIds, _: random.Random) -> Example:
+        return Example(pair, (pair[0], other[1]))
+
+    def _wrong_language(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example:
+        side = generator.randrange(2)  # that is kept
+        same_language = pair[side] if generator.random() < 0.5 else other[side]
+        return Example(pair, _with_side(pair, 1 - side, same_language))
+
+    def _truncated(self, pair: PairIds, _: PairIds, generator: random.Random) -> Example | None:
+        side = generator.randrange(2)
+        words = self._words(pair[side])
+        if len(words) < 2:
+            return None
+        kept = min(max(1, round(generator.uniform(*_KEPT) * len(words))), len(words) - 1)
+        # More often the end is missing.
+        rest = words[:kept] if generator.random() < 2 / 3 else words[-kept:]
+        return Example(pair, _with_side(pair, side, _joined(rest)))
+
+    def _extended(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example:
+        side = generator.randrange(2)
+        parts = [pair[side], other[side]]
+        if generator.random() < 1 / 3:
+            parts.reverse()
+        return Example(pair, _with_side(pair, side, _joined(parts)))
+
+    def _replaced_words(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
+        side = generator.randrange(2)
+        words, others = self._words(pair[side]), self._words(other[side])
+        if not others:
+            return None
+        count = max(1, round(generator.uniform(*_REPLACED) * len(words)))
+        for position in generator.sample(range(len(words)), min(count, len(words))):
+            words[position] = generator.choice(others)
+        return Example(pair, _with_side(pair, side, _joined(words)))
+
+    def _word_order(self, pair: PairIds, _: PairIds, generator: random.Random) -> Example:
+        side = generator.randrange(2)
+        words = self._words(pair[side])
+        generator.shuffle(words)
+        return Example(pair, _with_side(pair, side, _joined(words)))
+
+    def _words(self, ids: list[int]) -> list[list[int]]:
+        """The words of a side, or its tokens if there are no words."""
+        starts = [i for i, token in enumerate(ids) if i == 0 or self._begins_word[token]]
+        if len(starts) < 2:
+            return [[token] for token in ids]
+        return [ids[start:stop] for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True)]
+
+    # ------------------------------------------------------------------------------------------------ numbers
+
+    def _numbers(self, pair: PairIds, _: PairIds, generator: random.Random) -> Example | None:
+        """Replace one or all digits of a number on one side. If a side has no number, the same one is first
+        inserted on both sides, because few pairs of most corpora have any."""
+        if not all(any(map(self._has_digit.__getitem__, ids)) for ids in pair):
+            number = self._encode(_random_number(generator))
+            pair = self._inserted(pair[0], number, generator), self._inserted(pair[1], number, generator)
+        side = generator.randrange(2)
+        words = self._words(pair[side])
+        candidates = [
+            i
+            for i, word in enumerate(words)
+            if any(map(self._has_digit.__getitem__, word)) and self._unknown.isdisjoint(word)
+        ]
+        if not candidates:
+            return None
+        chosen = generator.choice(candidates)
+        [text] = self._vocabulary.decode([words[chosen]])
+        words[chosen] = self._encode(_changed_number(text, generator))
+        return Example(pair, _with_side(pair, side, _joined(words)))
+
+    def _inserted(self, ids: list[int], word: list[int], generator: random.Random) -> list[int]:
+        words = self._words(ids)
+        words.insert(generator.randint(0, len(words)), word)
+        return _joined(words)
+
+    def _encode_word(self, text: str) -> list[int]:
+        [ids] = self._vocabulary.encode([text])
+        return ids
+
+
+def _with_side(pair: PairIds, side: int, ids: list[int]) -> PairIds:
+    return (pair[0], ids) if side else (ids, pair[1])
+
+
+def _joined(parts: list[list[int]]) -> list[int]:
+    return [token for part in parts for token in part]
+
+
+def _random_number(generator: random.Random) -> str:
+    digits = generator.randint(1, _MOST_DIGITS)
+    return str(generator.randint(10 ** (digits - 1), 10**digits - 1))
+
+
+def _changed_number(text: str, generator: random.Random) -> str:
+    """A text with one digit, or with all digits of one number, replaced by others."""
+    numbers = list(re.finditer("[0-9]+", text))
+    number = generator.choice(numbers)
+    places = [generator.randrange(*number.span())] if generator.random() < 0.5 else range(*number.span())
+    characters = list(text)
+    for place in places:
+        characters[place] = generator.choice([digit for digit in "123456789" if digit != text[place]])
+    return "".join(characters)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 _SPEED = 2  # the work proceeds at most this many times as fast as training
@@ -10,16 +11,12 @@ _MARGIN = 3  # it waits only if training takes this many times as long as the re
 _PAUSE = 10.0  # seconds without a step, after which the work no longer waits
 
 
-class CancelledError(Exception):
-    """The result is no longer needed."""
-
-
 def never() -> bool:
     """For work that is not cancelled."""
     return False
 
 
-class Pace:
+class Throttle:
     """Tells work on a window whether it is still needed, and when its next block may start. It is shared by
     the thread that trains and the one that does the work.
 
@@ -38,12 +35,12 @@ class Pace:
         """`steps` is the number of steps that training takes meanwhile. If it is 0, training waits for the
         work, and no block waits. The work is no longer needed if `cancelled`, which is called from time to
         time, returns true."""
-        self.steps, self._cancelled, self._clock = steps, cancelled, clock
+        self.steps, self._at_once = steps, steps == 0
+        self._cancelled, self._clock = cancelled, clock
         self._changed = threading.Condition()
         self.taken, self._last = 0, 0.0  # steps, and the time of the last one
         self._timed, self._training = 0, 0.0  # steps without a pause before them, and their total duration
         self.finished, self._seconds = 0, 0.0  # finished blocks, and their total duration
-        self._at_once = steps == 0
         self._is_needed = True
 
     def step(self) -> None:

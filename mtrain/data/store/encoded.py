@@ -3,27 +3,17 @@
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from mtrain.config.corpora import Corpus
 from mtrain.data.reading.files import place_of
-from mtrain.data.store.shards import BucketRows, Shard
+from mtrain.data.store.shards import BucketRows, Shard, StoredRows
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
 LocateRows = Callable[[Sequence[int]], list[str]]
 Weights = tuple[npt.NDArray[np.float64], Sequence[int] | Indices]  # of so many consecutive rows
-
-
-class _Part(NamedTuple):
-    """Consecutive rows of a corpus, whose ids are in the same two arrays."""
-
-    ids: tuple[Ids, Ids]  # source, target
-    starts: tuple[Ids, Ids]  # of each row in `ids`
-    lengths: tuple[Ids, Ids]  # of each row
 
 
 class EncodedCorpus:
@@ -32,16 +22,17 @@ class EncodedCorpus:
     The ids are memory-mapped. In memory, a row takes 20 bytes.
     """
 
-    def __init__(self, parts: Sequence[_Part], weights: Weights, locate: LocateRows):
-        """`weights` are some weights, and the number of consecutive rows that have each of them. `locate`
-        returns the locations of rows as `file:line`."""
+    def __init__(self, parts: Sequence[tuple[StoredRows, StoredRows]], weights: Weights, locate: LocateRows):
+        """The rows of some parts (source and target), one after another. `weights` are some weights, and the
+        number of consecutive rows that have each of them. `locate` returns the locations of rows as
+        `file:line`."""
         self._weights, self.locate = weights, locate
-        self._ids = [part.ids for part in parts]
-        self._edges = np.cumsum([0, *(len(part.lengths[0]) for part in parts)])  # first row of each part
-        self._starts = [_compact(np.concatenate([part.starts[side] for part in parts])) for side in (0, 1)]
+        self._edges = np.cumsum([0, *(len(source.lengths) for source, _ in parts)])  # first row of each part
+        sides = list(zip(*parts, strict=True))
+        self._ids = [[part.ids for part in side] for side in sides]
+        self._starts = [_compact(np.concatenate([part.starts for part in side])) for side in sides]
         self.source_lengths, self.target_lengths = (
-            np.concatenate([part.lengths[side] for part in parts]).astype(np.int32, copy=False)
-            for side in (0, 1)
+            np.concatenate([part.lengths for part in side]).astype(np.int32, copy=False) for side in sides
         )
 
     @classmethod
@@ -58,10 +49,10 @@ class EncodedCorpus:
     def of_rows(
         cls, shards: Sequence[Shard], corpora: Sequence[Corpus], rows: Iterable[BucketRows], weights: Weights
     ) -> "EncodedCorpus":
-        """Some rows of each of some shards, one shard after another. At least one shard must be given."""
+        """The given `rows` of each shard, in the order of the shards, of which there must be at least one."""
         parts, positions = [], []
-        for shard, chosen in zip(shards, rows, strict=True):
-            parts.append(_Part(shard.ids, chosen.starts, chosen.lengths))
+        for chosen in rows:
+            parts.append(chosen.sides)
             positions.append(_compact(chosen.positions))
         edges = np.cumsum([0, *map(len, positions)])
 
@@ -92,13 +83,9 @@ class EncodedCorpus:
         found._weights = weights, self._weights[1]
         return found
 
-    def fetch(self, rows: Sequence[int]) -> tuple[pa.ListArray, pa.ListArray]:
-        """Source and target ids of the given rows, in the given order."""
-        source, target = self.rows(np.asarray(rows, np.int64))
-        return _lists(source), _lists(target)
-
-    def rows(self, wanted: npt.NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Like `fetch`, as arrays; ids are int32."""
+    def fetch(self, rows: Sequence[int] | Indices) -> tuple[Rows, Rows]:
+        """Source and target ids (int32) of the given rows, in the given order."""
+        wanted = np.asarray(rows, np.int64)
         owners = np.searchsorted(self._edges, wanted, side="right") - 1
         order = np.argsort(owners, kind="stable")  # groups the rows by the part that has their ids
         edges = [0, *(np.flatnonzero(np.diff(owners[order])) + 1).tolist(), len(order)]
@@ -110,27 +97,28 @@ class EncodedCorpus:
             grouped = np.empty(len(found), np.int32)
             for (first, _), (start, stop) in zip(pairwise(edges), pairwise(ends), strict=True):
                 if stop > start:
-                    grouped[start:stop] = self._ids[owners[order[first]]][side][found[start:stop]]
+                    grouped[start:stop] = self._ids[side][owners[order[first]]][found[start:stop]]
             ids = np.empty_like(grouped)
             ids[ranges((np.cumsum(lengths, dtype=np.int64) - lengths)[order], lengths[order])] = grouped
             sides.append(Rows(ids, lengths))
         return sides[0], sides[1]
 
-    def with_ids(self, ids: tuple[Ids, Ids], lengths: tuple[Ids, Ids]) -> "EncodedCorpus":
-        """The same rows with other ids, which are those of the rows one after another. Any further rows are
-        noise that was added to the corpus."""
-        starts = [Rows(*side).starts[:-1] for side in zip(ids, lengths, strict=True)]
-        added = len(lengths[0]) - len(self)
+    @property
+    def id_type(self) -> np.dtype[np.integer]:
+        """The integer type of all ids."""
+        return np.result_type(*(ids.dtype for sides in self._ids for ids in sides))
+
+    def with_rows(self, sides: tuple[Rows, Rows]) -> "EncodedCorpus":
+        """The same pairs with other source and target ids. Rows beyond `len(self)` are noise that is added to
+        the corpus."""
+        source, target = (StoredRows(side.ids, side.starts[:-1], side.lengths) for side in sides)
+        added = len(source.lengths) - len(self)
 
         def locate(rows: Sequence[int]) -> list[str]:
             return [self.locate([row])[0] if row < len(self) else "data.augment.noise" for row in rows]
 
         weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], added)
-        return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], weights, locate)
-
-
-def _lists(rows: Rows) -> pa.ListArray:
-    return pa.ListArray.from_arrays(rows.starts.astype(np.int32), rows.ids)
+        return EncodedCorpus([(source, target)], weights, locate)
 
 
 def _compact(indices: Ids) -> Ids:

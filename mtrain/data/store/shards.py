@@ -127,17 +127,27 @@ def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
     return digest.digest()
 
 
+class StoredRows(NamedTuple):
+    """One side of rows that are stored in an array of ids, in any order."""
+
+    ids: Ids  # of these rows and others
+    starts: Ids  # of each row in `ids`
+    lengths: Ids  # of each row
+
+    def take(self, rows: Indices) -> "StoredRows":
+        """Some of these rows."""
+        return StoredRows(self.ids, self.starts[rows], self.lengths[rows])
+
+
 class BucketRows(NamedTuple):
-    """Where the rows of some buckets of a shard are. The pairs are source and target."""
+    """The rows of some buckets of a shard."""
 
     positions: Indices  # among all rows of the shard
-    starts: tuple[Indices, Indices]  # of each row in the ids of the shard
-    lengths: tuple[Ids, Ids]  # of each row
+    sides: tuple[StoredRows, StoredRows]  # source, target
 
     def take(self, rows: Indices) -> "BucketRows":
         """Some of these rows."""
-        starts = self.starts[0][rows], self.starts[1][rows]
-        return BucketRows(self.positions[rows], starts, (self.lengths[0][rows], self.lengths[1][rows]))
+        return BucketRows(self.positions[rows], (self.sides[0].take(rows), self.sides[1].take(rows)))
 
 
 class Shard:
@@ -212,23 +222,18 @@ class Shard:
         positions = ranges(index[:, 0], counts)
         firsts = np.cumsum(counts) - counts  # of each bucket in `positions`
         order = np.argsort(self._tensors["number"][positions], kind="stable")
-        starts, lengths = [], []
+        sides = []
         for side, name in enumerate(_ROWS[:2], start=1):
-            found: Ids = self._tensors[f"{name}_length"][positions]
-            before = np.concatenate([[0], np.cumsum(found, dtype=np.int64)])
-            starts.append((before[:-1] + np.repeat(index[:, side] - before[firsts], counts))[order])
-            lengths.append(found[order])
-        return BucketRows(positions[order], (starts[0], starts[1]), (lengths[0], lengths[1]))
+            lengths: Ids = self._tensors[f"{name}_length"][positions]
+            before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            starts = before[:-1] + np.repeat(index[:, side] - before[firsts], counts)
+            sides.append(StoredRows(self._tensors[name], starts, lengths).take(order))
+        return BucketRows(positions[order], (sides[0], sides[1]))
 
     def numbers(self, rows: Indices) -> Indices:
         """The numbers of some rows' pairs in their corpus, from 1."""
         numbers: Indices = self._tensors["number"][rows].astype(np.int64) + self.info.first
         return numbers
-
-    @property
-    def ids(self) -> tuple[Ids, Ids]:
-        """The ids of all source sides and of all target sides."""
-        return self._tensors["source"], self._tensors["target"]
 
 
 def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from mtrain.checkpoint.checkpoint import TrainState
-from mtrain.data.epochs.loader import Window
+from mtrain.data.epochs.planner import Window
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError, StorageError
 from mtrain.interop.formats import describe_exports

@@ -25,10 +25,11 @@ from mtrain.config.recipe import (
     warmup,
 )
 from mtrain.config.schema import Config
-from mtrain.data.epochs.batching import BatchPlan
-from mtrain.data.epochs.loader import Loader, Step
+from mtrain.data.epochs.batching import BatchPlan, Division
+from mtrain.data.epochs.loader import Loader, StepInput
+from mtrain.data.epochs.planner import WindowPlanner
 from mtrain.data.prepare import PreparedData
-from mtrain.data.rewriting.resegment import Resegmenter
+from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
@@ -72,16 +73,16 @@ def complete_config(
     if not is_incomplete(config):
         return config
     # To segment a window again would take long, and each timing would do it.
-    corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Resegmenter))
+    corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Reencoder))
 
     def speed(sized: Config) -> float:
         log.info("timing some training steps")
         architecture = model_config(sized.model, tokenizer, sized.data.max_length)
 
-        def steps(learner: Learner) -> Iterator[Step]:
+        def steps(learner: Learner) -> Iterator[StepInput]:
             micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
-            sizes = micro_batch, len(learner.replicas), ranks.rank, ranks.size
-            return Loader(corpus, sized, tokenizer, learner.device, *sizes).steps()
+            division = Division(micro_batch, len(learner.replicas), ranks.rank, ranks.size)
+            return Loader(WindowPlanner(corpus, sized, division), tokenizer, learner.device).steps()
 
         recipe, alone = sized.training, ranks.size == 1
         return measure_speed(architecture, recipe, ranks.device, steps, alone, recipe.max_minutes)

@@ -12,8 +12,8 @@ from mtrain.config.data import DataConfig
 from mtrain.config.model import Architecture
 from mtrain.config.schema import Config
 from mtrain.data import Pair
-from mtrain.data.epochs.batching import BatchPlan, plan_batches
-from mtrain.data.epochs.loader import require_pairs
+from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
+from mtrain.data.epochs.planner import require_pairs
 from mtrain.data.prepare import PreparedData
 from mtrain.data.reading.parse import good_pairs
 from mtrain.data.scanning.check import count_tag_ids
@@ -110,9 +110,9 @@ class TrainingLengths:
     ) -> BatchPlan:
         """The batches of these pairs on the first of `world_size` ranks; see `plan_batches`. Raises DataError
         if there are none."""
+        division = Division(micro_batch_tokens, workers, world_size=world_size)
         lengths, key = (self.source, self.target), (self.seed, *self.key)
-        sizes = batch_tokens, micro_batch_tokens
-        plan = plan_batches(lengths, *sizes, key, 0, world_size, self.weights, workers)
+        plan = plan_batches(lengths, batch_tokens, division, key, self.weights)
         require_pairs(plan, epoch=0)
         return plan
 

@@ -9,7 +9,7 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.epochs.loader import Step
+from mtrain.data.epochs.loader import StepInput
 from mtrain.device import release_cached_memory, should_compile
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model
@@ -34,7 +34,7 @@ def measure_speed(
     architecture: ModelConfig,
     recipe: TrainingConfig,
     device: torch.device,
-    steps_of: Callable[[Learner], Iterable[Step]],
+    steps_of: Callable[[Learner], Iterable[StepInput]],
     alone: bool = True,
     minutes: float | None = None,
 ) -> float:
@@ -61,7 +61,7 @@ def measure_speed(
         release_cached_memory(device)
 
 
-def _time_run(learner: Learner, steps: Iterator[Step], minutes: float | None) -> float:
+def _time_run(learner: Learner, steps: Iterator[StepInput], minutes: float | None) -> float:
     later, steps_without_r_drop = _time_steps(learner, steps), learner.config.r_drop_after
     if minutes is None or not learner.r_drop or not steps_without_r_drop:
         return later.speed
@@ -76,7 +76,7 @@ def mean_speed(seconds: float, count: int, first: Timing, later: Timing) -> floa
     return (before * first.speed + (seconds - before) * later.speed) / seconds
 
 
-def _time_steps(learner: Learner, steps: Iterator[Step]) -> Timing:
+def _time_steps(learner: Learner, steps: Iterator[StepInput]) -> Timing:
     tokens = count = 0
     began = timing_began = time.perf_counter()
     compilations = _count_compilations(learner)

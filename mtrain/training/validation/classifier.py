@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from mtrain.config.corruptions import Corruptions
 from mtrain.config.schema import Config
 from mtrain.data import Pair
-from mtrain.data.rewriting.classifier_pairs import draw_others, pair_sequence
-from mtrain.data.rewriting.corruption import Corrupter
+from mtrain.data.rewriting.classifier_pairs import Corrupter, draw_others, pair_sequence
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.classify import log_odds
 from mtrain.decoding.decode import NOT_FINITE

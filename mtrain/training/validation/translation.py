@@ -8,7 +8,7 @@ from itertools import compress
 from statistics import fmean
 from typing import NamedTuple
 
-import pyarrow as pa
+import numpy as np
 import torch
 
 from mtrain.config.languages import Direction, changed_bleu_tokenizers
@@ -25,6 +25,7 @@ from mtrain.model.build import AnyModel, evaluating
 from mtrain.model.transformer import Transformer
 from mtrain.progress_bar import ProgressBar
 from mtrain.storage.manifest import sha256_of_json
+from mtrain.tokenizer.rows import Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -123,12 +124,10 @@ class Validator:
         """Batches for the loss; pairs longer than `data.max_length` are truncated."""
         special, longest = self.tokenizer.special, self.config.data.max_length - 1
         sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
-        source, target = (
-            pa.array([[*ids[:longest], special.eos] for ids in side], pa.list_(pa.int32())) for side in sides
-        )
-        lengths = [max(map(len, pair)) for pair in zip(source, target, strict=True)]
+        source, target = (Rows.from_lists([[*ids[:longest], special.eos] for ids in side]) for side in sides)
+        lengths = np.maximum(source.lengths, target.lengths).tolist()
         return [
-            collate(source.take(pa.array(rows)), target.take(pa.array(rows)), special.pad, special.bos, rows)
+            collate(source.take(rows), target.take(rows), special.pad, special.bos, rows)
             for rows in in_batches(lengths, micro_batch_tokens)
         ]
 

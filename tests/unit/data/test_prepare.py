@@ -5,10 +5,12 @@ import logging
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,8 @@ from mtrain import processes
 from mtrain.data import Pair
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.digests import RawFiles, read_digests
-from mtrain.data.rewriting import resegment, rewrite
-from mtrain.data.rewriting.throttle import CancelledError, Pace
+from mtrain.data.rewriting import reencode, rewrite
+from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
@@ -70,9 +72,12 @@ def test_fetch_returns_rows_in_the_requested_order(tmp_path: Path, tokenizer: To
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     whole = rows(prepared)
     source, target = prepared.train.encoded().fetch([7, 2, 7, 299])
-    assert source.to_pylist() == [whole[i][0] for i in (7, 2, 7, 299)]
-    assert target.to_pylist() == [whole[i][1] for i in (7, 2, 7, 299)]
-    assert [len(column) for column in prepared.train.encoded().fetch([])] == [0, 0]  # a rank without rows
+    assert source.to_lists() == [whole[i][0] for i in (7, 2, 7, 299)]
+    assert target.to_lists() == [whole[i][1] for i in (7, 2, 7, 299)]
+    assert [len(column.lengths) for column in prepared.train.encoded().fetch([])] == [
+        0,
+        0,
+    ]  # a rank without rows
 
 
 def test_the_block_size_does_not_matter(
@@ -543,7 +548,7 @@ def refuse_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @unigram_by_default
 def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
-    monkeypatch.setattr(resegment, "BLOCK", 70)
+    monkeypatch.setattr(reencode, "BLOCK", 70)
     refuse_processes(monkeypatch)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     plain = rows(prepared)
@@ -566,11 +571,11 @@ def test_segmentations_do_not_depend_on_the_processes(
     tmp_path: Path, sampler: Tokenizer, monkeypatch, caplog
 ):
     """On several ones, on one, and without those that cannot start."""
-    monkeypatch.setattr(resegment, "BLOCK", 30)
+    monkeypatch.setattr(reencode, "BLOCK", 30)
 
     def sampled(count: int) -> list[tuple[list[int], list[int]]]:
         with monkeypatch.context() as patch:
-            patch.setattr(resegment, "count_processes", lambda: count)
+            patch.setattr(reencode, "count_processes", lambda: count)
             data = config(tmp_path, subword_sampling=0.3)
             return rows(prepare_data(data, sampler, tmp_path / "data", seed=1), 7)
 
@@ -583,7 +588,7 @@ def test_segmentations_do_not_depend_on_the_processes(
 def test_two_blocks_of_the_same_text_are_segmented_differently(
     tmp_path: Path, sampler: Tokenizer, monkeypatch
 ):
-    monkeypatch.setattr(resegment, "BLOCK", 150)
+    monkeypatch.setattr(reencode, "BLOCK", 150)
     refuse_processes(monkeypatch)
     train = write(tmp_path / "t.tsv", TOY[:150] * 2)
     data = config(tmp_path, train, subword_sampling=0.3)
@@ -611,7 +616,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
         data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
         corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.open(3)
         source, target = corpus.fetch(list(range(len(corpus))))
-        print(json.dumps([source.to_pylist(), target.to_pylist()]))"""
+        print(json.dumps([source.to_lists(), target.to_lists()]))"""
     arguments = [data.model_dump_json(), str(sampler.files[0].parent), str(tmp_path / "data")]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=True)
     assert list(zip(*json.loads(done.stdout), strict=True)) == rows_of(held)
@@ -650,13 +655,37 @@ def test_only_training_pairs_are_sampled_and_only_if_configured(tmp_path: Path, 
 
 
 def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
-    monkeypatch.setattr(resegment, "BLOCK", 70)
+    monkeypatch.setattr(reencode, "BLOCK", 70)
     refuse_processes(monkeypatch)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
     answers = iter([False] * 8 + [True])  # when each of five blocks starts, and before it is written
     with pytest.raises(CancelledError):
-        prepared.train.open(0, 0, Pace(cancelled=lambda: next(answers)))
+        prepared.train.open(0, 0, Throttle(cancelled=lambda: next(answers)))
     assert not list(answers)
+
+
+def children() -> set[int]:
+    """The ids of the processes that this one has started."""
+    found = (file.read_text().split() for file in Path("/proc/self/task").glob("*/children"))
+    return {int(child) for some in found for child in some}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
+def test_stopped_processes_are_not_waited_for_if_segmenting_is_cancelled(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch
+):
+    monkeypatch.setattr(reencode, "BLOCK", 150)
+    monkeypatch.setattr(reencode, "count_processes", lambda: 1)
+    before = children()
+    prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
+    first = rows(prepared, 0)
+    [process] = children() - before
+    os.kill(process, signal.SIGSTOP)
+    end = time.monotonic() + 1
+    with pytest.raises(CancelledError):
+        prepared.train.open(1, 0, Throttle(cancelled=lambda: time.monotonic() > end))
+    assert rows(prepared, 0) == first
 
 
 @pytest.mark.slow
@@ -664,12 +693,8 @@ def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monke
 def test_only_the_first_window_is_segmented_at_the_priority_of_training(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch
 ):
-    monkeypatch.setattr(resegment, "BLOCK", 150)
-    monkeypatch.setattr(resegment, "count_processes", lambda: 1)
-
-    def children() -> set[int]:
-        found = (file.read_text().split() for file in Path("/proc/self/task").glob("*/children"))
-        return {int(child) for some in found for child in some}
+    monkeypatch.setattr(reencode, "BLOCK", 150)
+    monkeypatch.setattr(reencode, "count_processes", lambda: 1)
 
     before = children()
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
@@ -687,7 +712,7 @@ def test_half_of_the_cores_segment_pairs(monkeypatch, cores: int, ranks: int, ex
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}.items():
         monkeypatch.setenv(name, str(value))
-    assert resegment.count_processes() == expected
+    assert reencode.count_processes() == expected
 
 
 def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
@@ -695,7 +720,7 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = sorted((tmp_path / "data").iterdir())
     held = prepared.train.open(0)
-    assert len(held.fetch([0, 299])[0]) == 2
+    assert len(held.fetch([0, 299])[0].lengths) == 2
 
     def full(**_):
         raise OSError(28, "No space left on device")
@@ -704,4 +729,4 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     with pytest.raises(StorageError, match="No space left"):
         prepared.train.open(1)
     assert sorted((tmp_path / "data").iterdir()) == before
-    assert len(held.fetch([0, 299])[0]) == 2
+    assert len(held.fetch([0, 299])[0].lengths) == 2

@@ -16,9 +16,10 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
-from mtrain.data.epochs.loader import Position, Step
+from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.reading.digests import RawFiles
-from mtrain.data.rewriting.resegment import Resegmenter
+from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError
@@ -238,7 +239,7 @@ def test_steps_that_compile_are_not_timed_unless_all_do(make_config, monkeypatch
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     config = make_config(training={"compile": "on", "precision": "fp32"})
-    steps = itertools.repeat(Step(1, 100, [], list, Position(0, 0)))
+    steps = itertools.repeat(StepInput(1, 100, [], list, Position(0, 0)))
     model = ModelConfig(**PRESETS["micro"], source_vocab_size=50, target_vocab_size=50, max_positions=64)
     speed = timing.measure_speed(model, config.training, torch.device("cpu"), lambda _: steps)
     assert speed == expected
@@ -249,7 +250,7 @@ def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkey
     """With millions of pairs, it would take minutes each time."""
     data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}, "subword_sampling": 0.1}
     run = prepare_run(automatic(make_config(data=data), max_minutes=0.1))
-    monkeypatch.setattr(Resegmenter, "__call__", None)
+    monkeypatch.setattr(Reencoder, "__call__", None)
     ranks = Ranks(torch.device("cpu"))
     assert complete_config.complete_config(run.config, run.tokenizer, run.data, ranks).training.max_steps
 

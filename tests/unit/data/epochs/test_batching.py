@@ -4,16 +4,16 @@ from collections import Counter
 from itertools import chain, pairwise
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.data.epochs.batch import collate
-from mtrain.data.epochs.batching import MAX_ROWS, BatchPlan, cut_by_budget, plan_batches
+from mtrain.data.epochs.batching import MAX_ROWS, BatchPlan, Division, cut_by_budget, plan_batches
 from mtrain.decoding.batches import in_batches
 from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.tokenizer.rows import Rows
 from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, world_sizes
 
 quick = settings(deadline=None, max_examples=60)
@@ -33,7 +33,7 @@ def test_no_micro_batch_exceeds_its_budget(world_size: int):
 
 def test_no_micro_batch_has_more_rows_than_attention_kernels_of_gpus_take():
     pairs = np.full(100_000, 2)
-    plan = plan_batches((pairs, pairs), 400_000, 400_000, (1, 0))
+    plan = plan_batches((pairs, pairs), 400_000, Division(400_000), (1, 0))
     assert [sum(map(len, step)) for step in plan.steps] == [100_000]
     assert max(len(part) for part in plan.steps[0]) <= MAX_ROWS // 2  # R-Drop computes each row twice
     for hypotheses in (1, 5):
@@ -156,15 +156,13 @@ PAD, BOS, EOS = 0, 2, 3
 ids = st.lists(st.integers(0, 50), max_size=9).map(lambda row: [*row, EOS])
 
 
-def lists(rows: list[list[int]]) -> pa.ListArray:
-    return pa.array(rows, pa.list_(pa.int32()))
-
-
 @quick
 @given(st.lists(st.tuples(ids, ids), min_size=1, max_size=6), st.integers(0, 50), st.integers(0, 50))
 def test_collate_keeps_every_row(pairs, pad_id, bos_id):
     sources, targets = map(list, zip(*pairs, strict=True))
-    batch = collate(lists(sources), lists(targets), pad_id, bos_id, list(range(len(pairs))))
+    batch = collate(
+        Rows.from_lists(sources), Rows.from_lists(targets), pad_id, bos_id, list(range(len(pairs)))
+    )
     assert batch.source.shape == (len(pairs), max(map(len, sources)))
     assert batch.labels.shape == batch.target_in.shape == (len(pairs), max(map(len, targets)))
     assert batch.target_tokens == sum(map(len, targets))
@@ -179,7 +177,13 @@ def test_collate_keeps_every_row(pairs, pad_id, bos_id):
 
 
 def test_collate_where_bos_and_a_real_token_equal_pad():
-    batch = collate(lists([[0, 5, 3], [3]]), lists([[7, 0, 0, 3], [0, 3]]), pad_id=0, bos_id=0, rows=[8, 4])
+    batch = collate(
+        Rows.from_lists([[0, 5, 3], [3]]),
+        Rows.from_lists([[7, 0, 0, 3], [0, 3]]),
+        pad_id=0,
+        bos_id=0,
+        rows=[8, 4],
+    )
     assert batch.source_keep.tolist() == [[True, True, True], [True, False, False]]
     assert batch.target_in.tolist() == [[0, 7, 0, 0], [0, 0, 0, 0]]
     assert batch.labels.tolist() == [[7, 0, 0, 3], [0, 3, -100, -100]]
@@ -188,7 +192,7 @@ def test_collate_where_bos_and_a_real_token_equal_pad():
 
 
 def test_collate_types_and_device():
-    batch = collate(lists([[5, 3]]), lists([[6, 3]]), PAD, BOS, [0])
+    batch = collate(Rows.from_lists([[5, 3]]), Rows.from_lists([[6, 3]]), PAD, BOS, [0])
     assert batch.source.dtype == batch.target_in.dtype == batch.labels.dtype == torch.int64
     assert batch.source_keep.dtype == torch.bool
     moved = batch.to(torch.device("cpu"))
@@ -196,13 +200,7 @@ def test_collate_types_and_device():
     assert (moved.target_tokens, moved.rows) == (batch.target_tokens, batch.rows)
 
 
-def test_collate_of_a_sliced_table():
-    whole = lists([[9, 9, 9, 3], [5, 3], [6, 7, 3]])
-    batch = collate(whole[1:], whole[1:], PAD, BOS, [1, 2])
-    assert batch.source.tolist() == [[5, 3, PAD], [6, 7, 3]]
-
-
 def test_a_rank_without_rows_has_an_empty_batch():
-    batch = collate(lists([]), lists([]), PAD, BOS, [])
+    batch = collate(Rows.from_lists([]), Rows.from_lists([]), PAD, BOS, [])
     assert batch.target_tokens == 0
     assert batch.source.shape[0] == batch.labels.shape[0] == 0

@@ -8,7 +8,7 @@ import pytest
 
 from mtrain import processes
 from mtrain.config.augment import Augment
-from mtrain.data.rewriting import resegment
+from mtrain.data.rewriting import reencode
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
@@ -198,7 +198,7 @@ def test_every_epoch_has_other_changes_and_lengths_are_those_of_the_changed_pair
 def test_worker_processes_change_pairs_like_this_one(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(resegment, "BLOCK", 130)
+    monkeypatch.setattr(reencode, "BLOCK", 130)
     data = config(tmp_path, augment={**ALL, "noise": 0.02}, subword_sampling=0.2)
     found = rows(prepare_data(data, tokenizer, tmp_path / "data", seed=1), 5)
     assert "cannot start" not in caplog.text

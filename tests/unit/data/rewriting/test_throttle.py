@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 
 import pytest
 
-from mtrain.data.rewriting.throttle import CancelledError, Pace
+from mtrain.data.rewriting.throttle import Throttle
 
 BLOCKS, STEPS = 20, 100
 
@@ -17,97 +18,97 @@ class Clock:
         return self.now
 
 
-def take(pace: Pace, clock: Clock, steps: int, seconds: float = 1.0) -> None:
+def take(throttle: Throttle, clock: Clock, steps: int, seconds: float = 1.0) -> None:
     for _ in range(steps):
         clock.now += seconds
-        pace.step()
+        throttle.step()
 
 
-def paced(block_seconds: float = 0.5) -> tuple[Pace, Clock]:
+def throttled(block_seconds: float = 0.5) -> tuple[Throttle, Clock]:
     """Two steps of a second are taken, and a block is done."""
     clock = Clock()
-    pace = Pace(STEPS, clock=clock)
-    take(pace, clock, 2)
+    throttle = Throttle(STEPS, clock=clock)
+    take(throttle, clock, 2)
     now = clock.now
-    with pace.measured():
+    with throttle.measured():
         clock.now += block_seconds
     clock.now = now
-    return pace, clock
+    return throttle, clock
 
 
-def startable(pace: Pace) -> int:
-    return next((block for block in range(BLOCKS) if pace.must_wait(block, BLOCKS, 1)), BLOCKS)
+def startable(throttle: Throttle) -> int:
+    return next((block for block in range(BLOCKS) if throttle.must_wait(block, BLOCKS, 1)), BLOCKS)
 
 
 def test_work_is_done_twice_as_fast_as_training():
-    pace, clock = paced()
-    assert startable(pace) == 1
-    take(pace, clock, 23)
-    assert startable(pace) == 11
-    take(pace, clock, 25)
-    assert startable(pace) == BLOCKS
+    throttle, clock = throttled()
+    assert startable(throttle) == 1
+    take(throttle, clock, 23)
+    assert startable(throttle) == 11
+    take(throttle, clock, 25)
+    assert startable(throttle) == BLOCKS
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(1.0, True), (2.0, False)])
 def test_work_waits_only_if_there_is_plenty_of_time(seconds: float, waits: bool):
     """98 steps of a second remain, and 15 blocks."""
-    pace, _ = paced(seconds * 1.5)
-    assert pace.must_wait(5, BLOCKS, 1) == waits
-    assert pace.must_wait(5, BLOCKS, 2)
+    throttle, _ = throttled(seconds * 1.5)
+    assert throttle.must_wait(5, BLOCKS, 1) == waits
+    assert throttle.must_wait(5, BLOCKS, 2)
 
 
 def test_work_that_training_waits_for_does_not_wait():
-    pace, _ = paced()
-    pace.hurry()
-    assert startable(pace) == startable(Pace()) == BLOCKS
+    throttle, _ = throttled()
+    throttle.hurry()
+    assert startable(throttle) == startable(Throttle()) == BLOCKS
 
 
 def test_work_continues_while_training_pauses():
-    pace, clock = paced()
+    throttle, clock = throttled()
     clock.now += 20
-    assert startable(pace) == BLOCKS
-    pace.step()
-    assert startable(pace) < BLOCKS
+    assert startable(throttle) == BLOCKS
+    throttle.step()
+    assert startable(throttle) < BLOCKS
 
 
 def test_nothing_waits_until_the_speeds_are_known():
     clock = Clock()
-    pace = Pace(STEPS, clock=clock)
-    assert startable(pace) == BLOCKS
-    take(pace, clock, 2)
-    assert startable(pace) == BLOCKS
-    with pace.measured():
+    throttle = Throttle(STEPS, clock=clock)
+    assert startable(throttle) == BLOCKS
+    take(throttle, clock, 2)
+    assert startable(throttle) == BLOCKS
+    with throttle.measured():
         pass
-    assert startable(pace) == 1
+    assert startable(throttle) == 1
 
 
 def test_pauses_do_not_count_as_training():
     """98 or 97 steps of a second are left: three times as long as 16 blocks of two seconds."""
-    pace, clock = paced(2.0)
-    assert startable(pace) == 4
+    throttle, clock = throttled(2.0)
+    assert startable(throttle) == 4
     clock.now += 500
-    pace.step()
-    assert startable(pace) == 4
+    throttle.step()
+    assert startable(throttle) == 4
 
 
 def test_long_steps_are_not_pauses():
     clock = Clock()
-    pace = Pace(STEPS, clock=clock)
-    take(pace, clock, 5, seconds=8.0)
-    with pace.measured():
+    throttle = Throttle(STEPS, clock=clock)
+    take(throttle, clock, 5, seconds=8.0)
+    with throttle.measured():
         clock.now += 1
     clock.now += 19  # less than three steps
-    assert startable(pace) < BLOCKS
+    assert startable(throttle) < BLOCKS
     clock.now += 5
-    assert startable(pace) == BLOCKS
+    assert startable(throttle) == BLOCKS
 
 
-@pytest.mark.parametrize("end", [Pace.hurry, Pace.cancel])
-def test_a_block_that_waits_starts_or_is_cancelled_at_once(end: Callable[[Pace], None]):
-    pace, _ = paced()
+@pytest.mark.parametrize("end", [Throttle.hurry, Throttle.cancel])
+def test_a_block_that_waits_starts_or_is_cancelled_at_once(end: Callable[[Throttle], None]):
+    throttle, _ = throttled()
     started: list[int] = []
     waits = threading.Event()
-    real = pace.must_wait
+    real = throttle.must_wait
 
     def must_wait(*arguments: int) -> bool:
         result = real(*arguments)
@@ -115,11 +116,11 @@ def test_a_block_that_waits_starts_or_is_cancelled_at_once(end: Callable[[Pace],
             waits.set()
         return result
 
-    pace.must_wait = must_wait  # type: ignore[method-assign]
+    throttle.must_wait = must_wait  # type: ignore[method-assign]
 
     def work() -> None:
         try:
-            for block in pace.spread(BLOCKS, 1):
+            for block in throttle.spread(BLOCKS, 1):
                 started.append(block)
         except CancelledError:
             started.append(-1)
@@ -127,7 +128,7 @@ def test_a_block_that_waits_starts_or_is_cancelled_at_once(end: Callable[[Pace],
     thread = threading.Thread(target=work)
     thread.start()
     assert waits.wait(30) and thread.is_alive()
-    end(pace)
+    end(throttle)
     thread.join(5)
     assert not thread.is_alive()
-    assert started == ([*range(BLOCKS)] if end is Pace.hurry else [0, -1])
+    assert started == ([*range(BLOCKS)] if end is Throttle.hurry else [0, -1])

@@ -4,7 +4,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -12,10 +11,12 @@ from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
-from mtrain.data.epochs.batching import plan_batches
-from mtrain.data.epochs.loader import Window
+from mtrain.data.epochs.batching import Division, plan_batches
+from mtrain.data.epochs.loader import largest_batches
+from mtrain.data.epochs.planner import Window
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.rows import Rows
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.setup import micro_batch as memory
 from mtrain.training.setup.micro_batch import (
@@ -133,7 +134,7 @@ def test_a_micro_batch_can_hold_the_longest_pair_of_any_epoch(make_config, set_m
     recipe = {"batch_tokens": 512, "max_steps": 12}
     fit(make_config(data=keys, training=recipe), device="cpu")
     trainer = make_trainer(make_config("two", data=keys, training=recipe), device="cpu")
-    assert trainer.loader.micro_batch_tokens == 64
+    assert trainer.planner.division.micro_batch_tokens == 64
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -142,14 +143,14 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
 ):
     set_threads(workers)
     trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu")
-    window = trainer.loader.open(0)
-    batch = trainer.loader.largest(window)[0]
+    window = trainer.planner.open(0)
+    batch = largest_batches(trainer.loader, window)[0]
     planned = [rows for step in window.plan.steps for rows in step if len(rows)]
     sizes = [trainer.loader.batch(rows, window.corpus) for rows in planned]
     positions = [each.source.numel() + each.labels.numel() for each in sizes]
     assert batch.source.numel() + batch.labels.numel() == max(positions)
     squares = [each.labels.size(0) * max(each.source.size(1), each.labels.size(1)) ** 2 for each in sizes]
-    last = trainer.loader.largest(window)[-1]
+    last = largest_batches(trainer.loader, window)[-1]
     assert last.labels.size(0) * max(last.source.size(1), last.labels.size(1)) ** 2 == max(squares)
     before = torch.get_rng_state()
     weights = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -177,28 +178,31 @@ def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config
     lengths = np.array([300] * 400 + [50_000], dtype=np.int32)
 
     def fetch(rows):
-        side = pa.array([np.zeros(lengths[row], np.int32) for row in rows], pa.list_(pa.int32()))
+        side = Rows(np.zeros(lengths[rows].sum(), np.int32), lengths[rows])
         return side, side
 
     corpus = SimpleNamespace(source_lengths=lengths, target_lengths=lengths, fetch=fetch)
-    plan = plan_batches((lengths, lengths), 60_000, 60_000, key=(1, 0))
-    many, long = (batch.rows for batch in loader.largest(Window(corpus, plan, share=1.0)))
+    plan = plan_batches((lengths, lengths), 60_000, Division(60_000), key=(1, 0))
+    many, long = (batch.rows for batch in largest_batches(loader, Window(corpus, plan, share=1.0)))
     assert len(many) == 200 and long == [400]
-    most, longest = loader.largest(Window(corpus, plan, share=0.5))  # there are longer pairs elsewhere
+    most, longest = largest_batches(
+        loader, Window(corpus, plan, share=0.5)
+    )  # there are longer pairs elsewhere
     length = config.data.max_length
     assert most.rows == many and longest.source.shape == (60_000 // length, length)
     for tokens, rows in ((7 * length, 7), (length - 1, 1)):  # then no batch has more tokens
-        loader.micro_batch_tokens = tokens
-        [longest] = loader.largest(Window(corpus, plan, share=0.5))
+        loader.planner.division = Division(tokens)
+        [longest] = largest_batches(loader, Window(corpus, plan, share=0.5))
         assert longest.source.shape == longest.labels.shape == (rows, length)
 
 
 def test_automatic_micro_batches_depend_on_memory_and_given_sizes_are_kept(make_config, set_memory):
     set_memory(2_000_000)
     auto = make_trainer(make_config("auto", training={"batch_tokens": 512}), device="cpu")
-    assert auto.loader.micro_batch_tokens < 512
+    assert auto.planner.division.micro_batch_tokens < 512
     keys = {"batch_tokens": 512, "micro_batch_tokens": 256}
-    assert make_trainer(make_config("own", training=keys), device="cpu").loader.micro_batch_tokens == 256
+    trainer = make_trainer(make_config("own", training=keys), device="cpu")
+    assert trainer.planner.division.micro_batch_tokens == 256
 
 
 def test_a_limit_holds_for_the_same_micro_batches(tmp_path):

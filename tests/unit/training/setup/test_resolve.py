@@ -285,7 +285,7 @@ def test_a_new_domain_is_mixed_with_the_old_corpus_by_weights(tuned, tmp_path):
     trainer = trainer_of(tuned(data={"train": corpora}, training={"batch_tokens": 512}))
     epochs = []
     for number in range(20):
-        steps = trainer.loader.open(number).plan.steps
+        steps = trainer.planner.open(number).plan.steps
         epochs.append(Counter(int(row) for step in steps for rows in step for row in rows))
     assert all(epoch[row] == 2 for epoch in epochs for row in range(40))
     drawn = [{row for row in epoch if row >= 40} for epoch in epochs]

@@ -2,14 +2,23 @@
 
 import random
 import re
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mtrain.config.corruptions import Corruptions
-from mtrain.data.rewriting.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
-from mtrain.data.rewriting.corruption import Corrupter
-from mtrain.data.rewriting.throttle import CancelledError, Pace, never
+from mtrain.data.rewriting.classifier_pairs import (
+    BAD,
+    GOOD,
+    Corrupter,
+    ExampleMaker,
+    draw_others,
+    pair_sequence,
+)
+from mtrain.data.rewriting.rewrite import replace_rows
+from mtrain.data.rewriting.throttle import CancelledError, Throttle, never
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import prepare_data
 from tests.support.tokenizers import train
@@ -127,9 +136,10 @@ def training_pairs(make_config, tokenizer, tmp_path):
 
 def examples(config, tokenizer, corpus, key=(0,), seed=1, cancelled=never):
     """The sequences and the classes of the examples of an epoch."""
-    made = ExampleMaker(config.data, tokenizer, seed, config.run_dir and corpus._run_dir)
-    source, target = made(corpus.encoded(), key, Pace(cancelled=cancelled)).fetch(range(len(corpus)))
-    return source.to_pylist(), [label for [label] in target.to_pylist()]
+    raw, throttle = corpus.encoded(), Throttle(cancelled=cancelled)
+    blocks = ExampleMaker(config.data, tokenizer, seed)(raw, key, throttle)
+    source, target = replace_rows(raw, blocks, Path(tempfile.gettempdir()), throttle).fetch(range(len(raw)))
+    return source.to_lists(), [label for [label] in target.to_lists()]
 
 
 def test_examples_depend_on_the_seed_the_epoch_and_the_row_alone(training_pairs, tokenizer):
@@ -142,7 +152,7 @@ def test_examples_depend_on_the_seed_the_epoch_and_the_row_alone(training_pairs,
     with pytest.raises(CancelledError):
         examples(config, tokenizer, corpus, cancelled=lambda: True)
     opened = corpus.open(0).fetch(range(len(corpus)))  # as the training loader does
-    assert opened[0].to_pylist() == first[0]
+    assert opened[0].to_lists() == first[0]
 
 
 def test_half_of_the_pairs_are_corrupted_and_the_others_are_as_they_were(training_pairs, tokenizer):
@@ -150,7 +160,7 @@ def test_half_of_the_pairs_are_corrupted_and_the_others_are_as_they_were(trainin
     for an inserted number."""
     config, corpus = training_pairs
     eos, classes = tokenizer.special.eos, []
-    raw = [side.to_pylist() for side in corpus.encoded().fetch(range(len(corpus)))]
+    raw = [side.to_lists() for side in corpus.encoded().fetch(range(len(corpus)))]
     for epoch in range(60):
         sequences, labels = examples(config, tokenizer, corpus, key=(epoch,))
         classes += labels
@@ -169,7 +179,7 @@ def test_only_the_given_kinds_are_made(training_pairs, tokenizer):
     config, corpus = training_pairs
     only = {kind: float(kind == "misaligned") for kind in KINDS}
     data = config.data.model_copy(update={"corruptions": Corruptions(**only)})
-    raw = [side.to_pylist() for side in corpus.encoded().fetch(range(len(corpus)))]
+    raw = [side.to_lists() for side in corpus.encoded().fetch(range(len(corpus)))]
     for epoch in range(5):
         sequences, _ = examples(config.model_copy(update={"data": data}), tokenizer, corpus, (epoch,))
         for row, sequence in enumerate(sequences):

@@ -1,0 +1,154 @@
+"""Encodes the pairs of a window again: their text is changed by `data.augment`, and new segmentations are
+sampled by `data.subword_sampling`.
+
+This would slow down training in the same process, because threads share Python's global interpreter lock.
+Many pairs are therefore encoded in worker processes.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mtrain.config.data import DataConfig
+from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, make_generator
+from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.distributed.launch import read_launch
+from mtrain.processes import WorkerPool, WorkerProcess, count_cores
+from mtrain.tokenizer.rows import Rows
+from mtrain.tokenizer.sampling import Resegment, make_resegment
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+# Worker processes have a lower priority than training on the same cores, except for the first window, which
+# training waits for.
+_NICE = 15
+
+
+class ReencodeTask(NamedTuple):
+    """A block to encode in a worker process."""
+
+    sides: Sides
+    key: Key
+    block: int  # number of the block
+    waited_for: bool  # whether training waits for it
+
+
+class BlockReencoder:
+    """Changes the pairs of a block, and samples new segmentations. They depend only on (seed, key, block)."""
+
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
+        self._seed, self._max_length = seed, data.max_length
+        self.augment = None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
+        self._samplers: list[Resegment] = []
+        if (strength := data.subword_sampling) is not None:
+            self._samplers = [make_resegment(tokenizer.source, strength)] * 2
+            if tokenizer.target is not tokenizer.source:
+                self._samplers[1] = make_resegment(tokenizer.target, strength)
+
+    def __call__(self, block: Sides, key: Key, number: int) -> Sides:
+        """The new rows of a block with this number. A pair that would become too long keeps its text or
+        segmentation, so every epoch has the same rows."""
+        if self.augment is not None:
+            pairs = list(zip(block[0].to_lists(), block[1].to_lists(), strict=True))
+            block = _from_pairs(self.augment(pairs, make_generator("augment", self._seed, *key, number)))
+        if self._samplers:
+            # With a key of its own, because the order of batches depends on [seed, *key].
+            sequence = np.random.SeedSequence([self._seed, *key], spawn_key=(1, number))
+            generator = np.random.default_rng(sequence)
+            source, target = self._samplers
+            new = source(block[0], generator), target(block[1], generator)
+            block = _choose(new, block, self._max_length)
+        return block
+
+
+class Reencoder:
+    """Changes and segments pairs again. The result depends only on the settings, the seed, the key and the
+    rows."""
+
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
+        self._seed = seed
+        self._block = BlockReencoder(data, tokenizer, seed)
+        self._prepare = partial(_prepare, data, tokenizer.files[0].parent.resolve(), seed)
+        self._calls = 0
+
+    def __call__(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
+        """Yield the rows of a corpus with new ids, and rows of noise after them, in blocks. Raises
+        CancelledError if they are no longer needed."""
+        self._calls += 1
+        yield from self._reencoded(corpus, key, throttle)
+        if (augment := self._block.augment) is not None:
+            noise = augment.noise(len(corpus), make_generator("noise", self._seed, *key))
+            if noise:
+                yield _from_pairs(noise)
+
+    def _reencoded(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
+        def rows(block: int) -> Sides:
+            return corpus.fetch(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
+
+        def local(block: int) -> Sides:
+            with throttle.measured():
+                return self._block(rows(block), key, block)
+
+        def remote(process: WorkerProcess, block: int) -> Sides:
+            with throttle.measured():
+                sides: Sides = process.call(ReencodeTask(rows(block), key, block, self._calls == 1))
+            return sides
+
+        count = -(-len(corpus) // BLOCK)
+        if count <= 1:  # starting a process takes longer
+            yield from map(local, range(count))
+        else:
+            blocks = throttle.spread(count, self._pool.count)
+            try:
+                for _, new in self._pool.map(blocks, remote, local, throttle.require_needed):
+                    yield new
+            except CancelledError:
+                del self._pool  # it is closed
+                raise
+
+    @cached_property
+    def _pool(self) -> WorkerPool:
+        return WorkerPool(self._prepare, count_processes())
+
+
+def count_processes() -> int:
+    """The number of processes that encode pairs: half of the cores, shared among the ranks of this
+    machine."""
+    return max(1, count_cores() // 2 // read_launch().local_size)
+
+
+def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
+    """The new pairs, but the old ones in place of those that are longer than `max_length`."""
+    count = len(new[0].lengths)
+    fits = np.maximum(new[0].lengths, new[1].lengths) <= max_length
+    chosen = np.arange(count) + np.where(fits, 0, count)
+    source, target = (Rows.join(both).take(chosen) for both in zip(new, old, strict=True))
+    return source, target
+
+
+def _from_pairs(pairs: Sequence[EncodedPair]) -> Sides:
+    sources, targets = zip(*pairs, strict=True)
+    return Rows.from_lists(sources), Rows.from_lists(targets)
+
+
+def _prepare(data: DataConfig, tokenizer_folder: Path, seed: int) -> Callable[[ReencodeTask], Sides]:
+    """The function that encodes a block in a worker process."""
+    tokenizer = Tokenizer(tokenizer_folder)
+    tokenizer.set_threads(1)
+    reencode = BlockReencoder(data, tokenizer, seed)
+    has_low_priority = not hasattr(os, "nice")  # on Windows
+
+    def work(task: ReencodeTask) -> Sides:
+        nonlocal has_low_priority
+        if not task.waited_for and not has_low_priority:
+            os.nice(_NICE)
+            has_low_priority = True
+        return reencode(task.sides, task.key, task.block)
+
+    return work
