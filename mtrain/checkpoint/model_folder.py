@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 from mtrain.checkpoint.checkpoint import (
     INDEX,
-    TrainState,
     checkpoint_folders,
     evaluation_weights,
     rename_superseded,
@@ -30,6 +29,7 @@ from mtrain.checkpoint.model_info import (
     write_info,
 )
 from mtrain.checkpoint.run_info import describe_run
+from mtrain.checkpoint.state import TrainState
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
 from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig

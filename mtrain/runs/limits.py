@@ -1,13 +1,10 @@
 """When training ends."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from mtrain.config.stages import Stage
 from mtrain.config.training import TrainingConfig
-
-if TYPE_CHECKING:
-    from mtrain.checkpoint.checkpoint import TrainState
 
 
 class Counts(Protocol):
@@ -23,35 +20,33 @@ class Counts(Protocol):
     def validations_without_improvement(self) -> int: ...
 
 
-def limit_reached(recipe: TrainingConfig, state: Counts) -> str | None:
+def limit_reached(training: TrainingConfig, state: Counts) -> str | None:
     """The limit at which training ends, if it is reached."""
-    if recipe.max_steps is not None and state.step >= recipe.max_steps:
-        return f"max_steps ({recipe.max_steps})"
-    if recipe.max_epochs is not None and state.epoch >= recipe.max_epochs:
-        return f"max_epochs ({recipe.max_epochs})"
-    if recipe.max_minutes is not None and state.seconds >= recipe.max_minutes * 60:
-        return f"max_minutes ({recipe.max_minutes:g})"
-    if recipe.patience is not None and state.validations_without_improvement >= recipe.patience:
-        return f"patience (no improvement in {recipe.patience} validations)"
+    if training.max_steps is not None and state.step >= training.max_steps:
+        return f"max_steps ({training.max_steps})"
+    if training.max_epochs is not None and state.epoch >= training.max_epochs:
+        return f"max_epochs ({training.max_epochs})"
+    if training.max_minutes is not None and state.seconds >= training.max_minutes * 60:
+        return f"max_minutes ({training.max_minutes:g})"
+    if training.patience is not None and state.validations_without_improvement >= training.patience:
+        return f"patience (no improvement in {training.patience} validations)"
     return None
 
 
 def allowed_steps(
-    recipe: TrainingConfig,
-    state: "TrainState",
+    training: TrainingConfig,
     stages: Sequence[Stage] | None,
+    steps_in_first_epoch: int | None,
     steps_in_epoch: Callable[[int], int],
 ) -> int | None:
-    """The number of steps that max_steps and max_epochs allow; None if neither is set. `steps_in_epoch` is
-    the number of steps in the first epoch of a stage (from 0); without stages, stage 0 is the whole run, and
-    the state keeps that number, so that a resumed run has the same learning rates."""
-    limits = [] if recipe.max_steps is None else [recipe.max_steps]
-    if recipe.max_epochs is not None and stages is not None:
-        limits.append(_steps_of_stages(recipe.max_epochs, stages, steps_in_epoch))
-    elif recipe.max_epochs is not None:
-        if state.steps_in_first_epoch is None:
-            state.steps_in_first_epoch = steps_in_epoch(0)
-        limits.append(recipe.max_epochs * state.steps_in_first_epoch)
+    """The number of steps that max_steps and max_epochs allow; None if neither is set. `steps_in_first_epoch`
+    is required for max_epochs without stages, `steps_in_epoch` of each stage (from 0) with stages."""
+    limits = [] if training.max_steps is None else [training.max_steps]
+    if training.max_epochs is not None and stages is not None:
+        limits.append(_steps_of_stages(training.max_epochs, stages, steps_in_epoch))
+    elif training.max_epochs is not None:
+        assert steps_in_first_epoch is not None
+        limits.append(training.max_epochs * steps_in_first_epoch)
     return min(limits, default=None)
 
 
@@ -66,5 +61,6 @@ def _steps_of_stages(epochs: int, stages: Sequence[Stage], steps_in_epoch: Calla
         of_stage = taken * in_epoch
         if stage.max_steps is not None and stage.max_steps < of_stage:
             of_stage, taken = stage.max_steps, -(-stage.max_steps // in_epoch)
-        steps, epochs = steps + of_stage, epochs - taken
+        steps += of_stage
+        epochs -= taken
     return steps

@@ -8,7 +8,7 @@ import math
 from contextlib import suppress
 from pathlib import Path
 
-from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import describe_device
@@ -62,5 +62,4 @@ def agree_on_micro_batches(
         limit = math.inf
     written = ranks.broadcast(read_limit(Path(config.run_dir), tokens))
     learner.max_micro_batch_positions = min(limit, written)
-    state.micro_batch_tokens = tokens
     return tokens

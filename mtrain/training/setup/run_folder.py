@@ -67,7 +67,7 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
     if chosen is not None and (run_dir / "config.yaml").exists():
-        stages = len(chosen.state.stage_starts)
+        stages = len(chosen.state.position.starts)
         _check_changes(config, run_dir / "config.yaml", stages, allow_data_change)
     if chosen is None:
         write_config(config)

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.training import TrainingConfig
 from mtrain.device import describe_numerics, resolve_precision, should_compile
 from mtrain.distributed.ranks import Ranks
@@ -21,7 +21,7 @@ def describe_computation(recipe: TrainingConfig, device: torch.device) -> dict[s
     return {"the precision": precision, "compilation": "on" if compiled else "off"}
 
 
-def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int) -> str:
+def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int | None) -> str:
     """Describe everything that determines the exact results of a step and is not in a checkpoint."""
     workers = len(learner.replicas)
     machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)
