@@ -20,33 +20,33 @@ class Counts(Protocol):
     def validations_without_improvement(self) -> int: ...
 
 
-def limit_reached(training: TrainingConfig, state: Counts) -> str | None:
+def limit_reached(config: TrainingConfig, state: Counts) -> str | None:
     """The limit at which training ends, if it is reached."""
-    if training.max_steps is not None and state.step >= training.max_steps:
-        return f"max_steps ({training.max_steps})"
-    if training.max_epochs is not None and state.epoch >= training.max_epochs:
-        return f"max_epochs ({training.max_epochs})"
-    if training.max_minutes is not None and state.seconds >= training.max_minutes * 60:
-        return f"max_minutes ({training.max_minutes:g})"
-    if training.patience is not None and state.validations_without_improvement >= training.patience:
-        return f"patience (no improvement in {training.patience} validations)"
+    if config.max_steps is not None and state.step >= config.max_steps:
+        return f"max_steps ({config.max_steps})"
+    if config.max_epochs is not None and state.epoch >= config.max_epochs:
+        return f"max_epochs ({config.max_epochs})"
+    if config.max_minutes is not None and state.seconds >= config.max_minutes * 60:
+        return f"max_minutes ({config.max_minutes:g})"
+    if config.patience is not None and state.validations_without_improvement >= config.patience:
+        return f"patience (no improvement in {config.patience} validations)"
     return None
 
 
 def allowed_steps(
-    training: TrainingConfig,
+    config: TrainingConfig,
     stages: Sequence[Stage] | None,
     steps_in_first_epoch: int | None,
     steps_in_epoch: Callable[[int], int],
 ) -> int | None:
     """The number of steps that max_steps and max_epochs allow; None if neither is set. `steps_in_first_epoch`
     is required for max_epochs without stages, `steps_in_epoch` of each stage (from 0) with stages."""
-    limits = [] if training.max_steps is None else [training.max_steps]
-    if training.max_epochs is not None and stages is not None:
-        limits.append(_steps_of_stages(training.max_epochs, stages, steps_in_epoch))
-    elif training.max_epochs is not None:
+    limits = [] if config.max_steps is None else [config.max_steps]
+    if config.max_epochs is not None and stages is not None:
+        limits.append(_steps_of_stages(config.max_epochs, stages, steps_in_epoch))
+    elif config.max_epochs is not None:
         assert steps_in_first_epoch is not None
-        limits.append(training.max_epochs * steps_in_first_epoch)
+        limits.append(config.max_epochs * steps_in_first_epoch)
     return min(limits, default=None)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from signal import Signals
 
-from mtrain.checkpoint.checkpoint import rename_newer_checkpoints
+from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
 from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.loader import Step, Window
 from mtrain.data.epochs.position import Position
@@ -18,7 +18,6 @@ from mtrain.data.rewriting.throttle import CancelledError, Pace
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.training.records.progress import log_setup
-from mtrain.training.records.resume import ends_at_older_checkpoint
 from mtrain.training.setup.memory_limit import write_limit
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
@@ -40,7 +39,7 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
         _dry_run(trainer, window)
         trainer.progress.start()
         with trainer.progress.bar, closing(trainer.progress):
-            if trainer.checkpoint is None and trainer.training.init_from is not None:
+            if trainer.checkpoint is None and trainer.config.training.init_from is not None:
                 trainer.selection.score_initial_model()
             _take_steps(trainer, stop)
     except DistributedError as error:
@@ -77,7 +76,7 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             if not trainer.learner.compiles:
                 trainer.ranks.expect_steps()
             reason = _record_step(trainer)
-            if state.validation_due or state.step % trainer.training.checkpoint_every == 0 or stopped:
+            if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
             if state.validation_due and not stopped:  # a stopped run validates when it is resumed
                 trainer.selection.validate(trainer.saver.is_saved, last=reason is not None)
@@ -101,8 +100,9 @@ def train_step(trainer: Trainer, step: Step) -> StepMetrics:
     state = trainer.state
     number = state.step + 1
     trainer.ranks.seed_step(trainer.config.seed, number)
-    rate = learning_rate(number, trainer.training, trainer.total_steps)
-    trainer.learner.r_drop = r_drop_weight(number, trainer.training)
+    config = trainer.config.training
+    rate = learning_rate(number, config, trainer.total_steps)
+    trainer.learner.r_drop = r_drop_weight(number, config)
     with trainer.ranks.watched():
         metrics = trainer.learner.step(step.batches, step.tokens, rate)
     state.step = number
@@ -133,10 +133,10 @@ def _record_step(trainer: Trainer) -> str | None:
     reached, if any."""
     state, step = trainer.state, trainer.unrecorded
     assert step is not None
-    if state.step % trainer.training.log_every == 0:
+    if state.step % trainer.config.training.log_every == 0:
         trainer.progress.log_step(step.epoch, trainer.learning_rate, step.stage)
     reason = trainer.limit_reached()
-    state.validation_due = state.step % trainer.training.validate_every == 0 or reason is not None
+    state.validation_due = state.step % trainer.config.training.validate_every == 0 or reason is not None
     trainer.unrecorded = None
     return reason
 
@@ -172,15 +172,14 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
 
 
 def _finish_last_validation(trainer: Trainer) -> None:
-    """Repeat the validation that an interruption cut short, and publish the best weights."""
+    """Repeat the validation that an interruption cut short, and publish the best weights. If the run has
+    finished, and resumes from another checkpoint than its newest, nothing changes."""
     if trainer.checkpoint is None:
         return
-    ended = trainer.ranks.is_first and ends_at_older_checkpoint(
-        trainer.checkpoint, trainer.state, trainer.training
-    )
-    if trainer.ranks.broadcast(ended):
-        return
     due, last = trainer.state.validation_due, trainer.limit_reached() is not None
+    is_newest = trainer.ranks.broadcast(checkpoint_folders(trainer.run_dir)[-1:] == [trainer.checkpoint])
+    if last and not is_newest:
+        return
     _validate_checkpoint(trainer, last)
     if not last and trainer.limit_reached():  # see `_finish_if_limit_reached`
         _validate_checkpoint(trainer, last=True)
@@ -222,7 +221,7 @@ def _open_first_window(trainer: Trainer, stop: StopSignal) -> Window:
         window,
         trainer.loader.corpus.count_windows(position.starts),
         trainer.total_steps,
-        trainer.training.max_steps,
+        trainer.config.training.max_steps,
         stages=len(trainer.config.data.stages or ()),
     )
     _log_stage(trainer, position)

@@ -11,12 +11,10 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import record_validation
 from mtrain.checkpoint.model_folder import publish_best
 from mtrain.checkpoint.state import TrainState
-from mtrain.config.schema import Config
 from mtrain.device import release_cached_memory
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DivergedError, ModelError, is_recoverable
 from mtrain.model.build import AnyModel
-from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.records.progress import Progress
 from mtrain.training.setup.prepare import PreparedRun
 from mtrain.training.step.average import WeightAverage
@@ -63,31 +61,22 @@ class ModelSelection:
     """
 
     def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        validator: Validator | ClassifierValidator,
-        state: TrainState,
-        progress: Progress,
-        average: WeightAverage,
-        ranks: Ranks,
+        self, run: PreparedRun, state: TrainState, progress: Progress, average: WeightAverage, ranks: Ranks
     ):
-        self.config = config
-        self.tokenizer = tokenizer
-        self.run_dir = Path(config.run_dir)
-        self.validator = validator
-        self.state = state
-        self.progress = progress
-        self.average = average
-        self.ranks = ranks
+        self.config, self.tokenizer = run.config, run.tokenizer
+        self.run_dir = Path(run.config.run_dir)
+        self.state, self.progress = state, progress
+        self.average, self.ranks = average, ranks
+        self.validator = _make_validator(run, state.micro_batch_tokens, ranks)
         self.failures = 0  # in a row
-        if config.training.best_metric != validator.leading_metric:
+        metric = run.config.training.best_metric
+        if metric != self.validator.leading_metric:
             log.info("chrF selects the best model: BLEU is 0 if no validation reference has four tokens")
         # Earlier versions recorded one score, with the sign of `_value_of`.
         if state.best_score is not None:
-            state.best_scores.setdefault(config.training.best_metric, abs(state.best_score))
+            state.best_scores.setdefault(metric, abs(state.best_score))
         if state.initial_score is not None:
-            state.initial_scores.setdefault(config.training.best_metric, abs(state.initial_score))
+            state.initial_scores.setdefault(metric, abs(state.initial_score))
 
     def validate(self, saved: bool, last: bool = False) -> None:
         """Validate the weights or their average, if a validation is due, and publish the best weights so far.
@@ -224,16 +213,8 @@ class ModelSelection:
         """Log a validation, and record its translations."""
         is_best = self.state.best_step == self.state.step
         self.progress.log_validation(scores, is_best)
-        validator = self.validator
-        if validator.translations and self.ranks.is_first:
-            record_translations(
-                self.run_dir,
-                self.state.step,
-                validator.sources,
-                validator.references,
-                validator.translations,
-                best=is_best,
-            )
+        if self.validator.texts and self.ranks.is_first:
+            record_translations(self.run_dir, self.state.step, self.validator.texts, is_best)
 
     def _warn(self, message: str, *values: object) -> None:
         if self.ranks.is_first:
@@ -264,13 +245,10 @@ class ModelSelection:
         state.validation_fingerprint = fingerprint
 
     def _discard_best(self) -> None:
+        """Return to the outcome of no validation."""
         state = self.state
-        state.best_step = None
-        state.best_score = None
-        state.best_scores = {}
-        state.best_alignment_layer = None
-        state.lowest_nll = None
-        state.validations_without_improvement = 0
+        fresh = TrainState(step=state.step, seconds=state.seconds, validation_due=state.validation_due)
+        state.adopt_validation(fresh.outcome_of_validation())
 
 
 def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
@@ -280,10 +258,10 @@ def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
     }
 
 
-def make_validator(
-    run: PreparedRun, micro_batch_tokens: int, ranks: Ranks
+def _make_validator(
+    run: PreparedRun, micro_batch_tokens: int | None, ranks: Ranks
 ) -> Validator | ClassifierValidator:
-    """The validator of a run, for its kind of model."""
+    assert micro_batch_tokens is not None
     config, tokenizer, pairs = run.config, run.tokenizer, run.data.validation
     if config.model.is_classifier:
         return ClassifierValidator(pairs, config, tokenizer, micro_batch_tokens, ranks)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from mtrain.checkpoint.checkpoint import Checkpoint, load_checkpoint, restore_validation
 from mtrain.checkpoint.state import TrainState
 from mtrain.data.epochs.batching import batch_order
 from mtrain.data.epochs.loader import Loader, Step
@@ -14,9 +15,8 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.model.build import AnyModel, build_model
 from mtrain.runs.limits import allowed_steps, limit_reached
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.model_selection import ModelSelection, make_validator
+from mtrain.training.model_selection import ModelSelection
 from mtrain.training.records.progress import Progress
-from mtrain.training.records.resume import restore
 from mtrain.training.records.saver import Saver
 from mtrain.training.setup.memory_limit import agree_on_micro_batches
 from mtrain.training.setup.prepare import PreparedRun
@@ -34,32 +34,24 @@ class Trainer:
     """A training run: the model, the optimizer, the data, and the progress so far."""
 
     def __init__(self, run: PreparedRun, ranks: Ranks):
-        """A new run starts with the weights of `run.initial_model`, if given, else with random weights."""
-        config, data = run.config, run.data
-        self.config = config
-        self.training = config.training
-        self.tokenizer = run.tokenizer
-        self.run_dir = Path(config.run_dir)
-        self.ranks = ranks
+        """A new run starts with the weights of `run.initial_model`, if given, else with random weights. A run
+        that has a checkpoint resumes from it."""
+        config, training = run.config, run.config.training
+        tokenizer, corpus = run.tokenizer, run.data.train
+        self.config, self.tokenizer = config, tokenizer
+        self.run_dir, self.ranks = Path(config.run_dir), ranks
         self.checkpoint = run.checkpoint and run.checkpoint.folder  # to resume from
         self.model = _make_model(run, ranks.device)
-        ranks.require_equal(describe_computation(self.training, ranks.device))
-        self.learner = make_learner_of_rank(self.model, self.training, ranks)
-        self.average = WeightAverage(self.model, self.training)
-        self.state = TrainState(
-            batch_order=batch_order(config.data),
-            window_layout=data.train.layout(),
-            data_fingerprint=data.fingerprint,
-            tokenizer_fingerprint=run.tokenizer.fingerprint(),
-        )
+        ranks.require_equal(describe_computation(training, ranks.device))
+        self.learner = make_learner_of_rank(self.model, training, ranks)
+        self.average = WeightAverage(self.model, training)
         with ranks.watched():
-            if run.checkpoint is not None:
-                self.state = restore(run.checkpoint, self.run_dir, self.learner, self.average, ranks)
-            micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
+            state = self._restore(run.checkpoint) if run.checkpoint else _initial_state(run)
+            micro_batch = agree_on_micro_batches(config, corpus, self.learner, state, ranks)
         self.loader = Loader(
-            data.train,
+            corpus,
             config,
-            run.tokenizer,
+            tokenizer,
             ranks.device,
             micro_batch,
             workers=len(self.learner.replicas),
@@ -67,46 +59,35 @@ class Trainer:
             world_size=ranks.size,
         )
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
-        if run.checkpoint is not None:
-            log_changes(self.state, self.arithmetic, ranks)
-        self.state = replace(
-            self.state, micro_batch_tokens=micro_batch, steps_in_first_epoch=self._steps_in_first_epoch()
-        )
-        self.total_steps = allowed_steps(
-            self.training, config.data.stages, self.state.steps_in_first_epoch, self.loader.steps_in_epoch
-        )
+        if run.checkpoint:
+            log_changes(state, self.arithmetic, ranks)
+        # The state keeps the steps of the first epoch, so that a resumed run has the same learning rates.
+        length, stages = state.steps_in_first_epoch, config.data.stages
+        if length is None and training.max_epochs is not None and stages is None:
+            length = self.loader.steps_in_epoch(0)
+        self.state = replace(state, micro_batch_tokens=micro_batch, steps_in_first_epoch=length)
+        self.total_steps = allowed_steps(training, stages, length, self.loader.steps_in_epoch)
+        precision, classifies = self.learner.precision, config.model.is_classifier
         self.progress = Progress(
-            self.run_dir,
-            self.state,
-            self.total_steps,
-            self.learner.precision,
-            ranks.is_first,
-            config.model.is_classifier,
+            self.run_dir, self.state, self.total_steps, precision, ranks.is_first, classifies
         )
-        self.selection = ModelSelection(
-            config,
-            run.tokenizer,
-            make_validator(run, micro_batch, ranks),
-            self.state,
-            self.progress,
-            self.average,
-            ranks,
-        )
-        self.saver = Saver(
-            self.run_dir, self.training, self.state, self.learner, self.average, self.progress, ranks
-        )
-        if run.checkpoint is not None:
+        self.selection = ModelSelection(run, self.state, self.progress, self.average, ranks)
+        self.saver = Saver(config, self.state, self.learner, self.average, self.progress, ranks)
+        if run.checkpoint:
             self.saver.saved_step = self.state.step
         self.unrecorded: Step | None = None  # the last step, until it is logged
         self.updates = 0  # of the learner, after the last step that is complete
 
-    def _steps_in_first_epoch(self) -> int | None:
-        """The steps of the first epoch, if max_epochs needs it. The state keeps it, so that a resumed run has
-        the same learning rates."""
-        known = self.state.steps_in_first_epoch
-        if known is None and self.training.max_epochs is not None and self.config.data.stages is None:
-            return self.loader.steps_in_epoch(0)
-        return known
+    def _restore(self, checkpoint: Checkpoint) -> TrainState:
+        """Restore the model, the optimizer, the averaged weights and the random generators. Returns the state
+        of training. Raises ModelError if the tensors do not fit the model."""
+        load_checkpoint(checkpoint, self.model, self.learner.optimizer)
+        self.average.load(checkpoint.folder)
+        self.learner.loss_scaler.restore(checkpoint.state.loss_scale)
+        # That of rank 0, because the file systems of the ranks may differ.
+        state = self.ranks.broadcast(restore_validation(self.run_dir, checkpoint.state).to_json())
+        log.info("resuming from %s", checkpoint.folder)
+        return TrainState.from_json(state)
 
     def steps(self, stop: StopSignal | None = None) -> Generator[Step, None, None]:
         """Yield the steps that follow the current state, without end. Raises CancelledError if `stop` is
@@ -116,10 +97,20 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the current step."""
-        return learning_rate(self.state.step, self.training, self.total_steps)
+        return learning_rate(self.state.step, self.config.training, self.total_steps)
 
     def limit_reached(self) -> str | None:
-        return limit_reached(self.training, self.state)
+        """The limit at which training ends, if it is reached."""
+        return limit_reached(self.config.training, self.state)
+
+
+def _initial_state(run: PreparedRun) -> TrainState:
+    return TrainState(
+        batch_order=batch_order(run.config.data),
+        window_layout=run.data.train.layout(),
+        data_fingerprint=run.data.fingerprint,
+        tokenizer_fingerprint=run.tokenizer.fingerprint(),
+    )
 
 
 def _make_model(run: PreparedRun, device: torch.device) -> AnyModel:

@@ -54,14 +54,13 @@ class Progress:
         classifies: bool = False,
     ):
         """Of several ranks, only the first writes and shows progress. The loss is that of target tokens or,
-        of a model that `classifies`, of pairs."""
+        of a model that `classifies`, of pairs. The `state` does not change."""
         self.unit = "nats/pair" if classifies else "nats/token"
         self.speed_unit = "pairs/s" if classifies else "target tokens/s"
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
-        self.run_dir = run_dir
+        self.run_dir, self.state = run_dir, state
         self.file = run_dir / "metrics.jsonl"
-        self.state = state  # which this class only reads
         self.sums = dict(state.metric_sums)  # since the last line of metrics.jsonl
         self.skipped_steps = state.skipped_steps
         self.skipped_in_a_row = state.skipped_in_a_row

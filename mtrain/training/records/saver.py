@@ -2,12 +2,12 @@
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import CheckpointTensors, collect_tensors, save_checkpoint
 from mtrain.checkpoint.state import TrainState
-from mtrain.config.training import TrainingConfig
+from mtrain.config.schema import Config
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
@@ -21,28 +21,18 @@ log = logging.getLogger(__name__)
 MAX_FAILED_SAVES = 3  # in a row, each tried twice; training then stops, because more work would be lost
 
 
+@dataclass
 class Saver:
     """Saves the checkpoints of a run."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        training: TrainingConfig,
-        state: TrainState,
-        learner: Learner,
-        average: WeightAverage,
-        progress: Progress,
-        ranks: Ranks,
-    ):
-        self.run_dir = run_dir
-        self.training = training
-        self.state = state
-        self.learner = learner
-        self.average = average
-        self.progress = progress
-        self.ranks = ranks
-        self.saved_step: int | None = None  # of the last checkpoint that was written
-        self.failures = 0  # in a row
+    config: Config
+    state: TrainState
+    learner: Learner
+    average: WeightAverage
+    progress: Progress
+    ranks: Ranks
+    saved_step: int | None = None  # of the last checkpoint that was written
+    failures: int = 0  # in a row
 
     @property
     def is_saved(self) -> bool:
@@ -79,22 +69,24 @@ class Saver:
         learner = self.learner
         with ranks.watched():
             if self.state.validation_due:
-                self.average.average_checkpoints(self.run_dir, ranks)
-            weights = self.average.weights
-            tensors = collect_tensors(learner.model, learner.optimizer, weights, ranks.is_first)
+                self.average.average_checkpoints(Path(self.config.run_dir), ranks)
+            averaged = self.average.weights
+            tensors = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
         ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
         if ranks.is_first:
             self._write(tensors, last)
         self.saved_step = ranks.broadcast(self.saved_step)
 
     def _write(self, tensors: CheckpointTensors, last: bool) -> None:
+        run_dir, device = Path(self.config.run_dir), self.ranks.device
+        kept, every = self.config.training.keep_checkpoints, self.config.training.checkpoint_every
         state = self._complete_state()
         try:
             try:
-                self._write_checkpoint(tensors, state)
+                save_checkpoint(run_dir, tensors, device, state, kept, every)
             except StorageError as error:
                 log.warning("%s; trying again", error)
-                self._write_checkpoint(tensors, state)
+                save_checkpoint(run_dir, tensors, device, state, kept, every)
         except StorageError as error:
             self.failures += 1
             if last or self.failures == MAX_FAILED_SAVES:
@@ -114,7 +106,3 @@ class Saver:
             arithmetic=describe_arithmetic(self.learner, self.ranks, self.state.micro_batch_tokens),
             **self.progress.counters(),
         )
-
-    def _write_checkpoint(self, tensors: CheckpointTensors, state: TrainState) -> None:
-        kept, every = self.training.keep_checkpoints, self.training.checkpoint_every
-        save_checkpoint(self.run_dir, tensors, self.learner.device, state, kept, every)

@@ -14,10 +14,10 @@ from mtrain.training.step.learner import Learner
 log = logging.getLogger(__name__)
 
 
-def describe_computation(recipe: TrainingConfig, device: torch.device) -> dict[str, str]:
+def describe_computation(config: TrainingConfig, device: torch.device) -> dict[str, str]:
     """The settings that each rank resolves on its own, and that must agree for gradients to be added up."""
-    compiled = should_compile(device, recipe.compile)
-    precision = resolve_precision(device, recipe.precision)
+    compiled = should_compile(device, config.compile)
+    precision = resolve_precision(device, config.precision)
     return {"the precision": precision, "compilation": "on" if compiled else "off"}
 
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ class ClassifierValidator:
     """Scores pair classifiers on the validation set. Each pair is corrupted in all ways, always in the same
     manner. If there are several ranks, each has a share of the pairs."""
 
-    translations: Sequence[str] = ()  # of the validation set: a classifier has none
+    texts: Mapping[str, Sequence[str]] = {}  # what `record_translations` records: nothing
     leading_metric: str  # selects the best model
 
     def __init__(

@@ -82,7 +82,7 @@ class Validator:
             f"{tag} {pair.source}" if tag else pair.source for tag, pair in zip(tags, pairs, strict=True)
         ]
         self.references = [pair.target for pair in pairs]
-        self.translations: list[str] = []  # by the model that was scored last
+        self.texts: dict[str, list[str]] = {}  # with the translations by the model that was scored last
         self.config = config
         self.tokenizer = tokenizer
         self.device = ranks.device
@@ -141,15 +141,16 @@ class Validator:
             share = self.share(model)
         shares = self.ranks.gather(share)
         with self.ranks.agreed():
-            nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
-            self.translations = [""] * len(self.sources)
-            for rank, share in enumerate(shares):
-                self.translations[rank :: len(shares)] = share["translations"]
-            return self._scores(nll)
+            return self._scores(shares)
 
-    def _scores(self, nll: float) -> Scores:
-        """The scores of the translations."""
-        found = {each: self._score(each, self.translations) for each in dict.fromkeys(self.directions)}
+    def _scores(self, shares: Sequence[Json]) -> Scores:
+        """The scores, given what `share` returns on all ranks."""
+        nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
+        translations = [""] * len(self.sources)
+        for rank, share in enumerate(shares):
+            translations[rank :: len(shares)] = share["translations"]
+        self.texts = {"source": self.sources, "reference": self.references, "translation": translations}
+        found = {each: self._score(each, translations) for each in dict.fromkeys(self.directions)}
         bleu, chrf = (fmean(scores) for scores in zip(*found.values(), strict=True))
         by_direction = {str(direction): scores for direction, scores in found.items()}
         perplexity = math.exp(min(nll, 700.0))
