@@ -76,7 +76,8 @@ class ManyRanks(Ranks):
         """Connect to the others. Raises DistributedError if one of them does not start in time, has another
         version, or uses the same GPU."""
         super().__init__(device)
-        self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
+        self.rank, self.size = launch.rank, launch.size
+        self.local_size = launch.local_size
         self.store, host = store, socket.gethostname()
         self._expects_steps = False
         self.store.hosts = self.store.exchange(host)

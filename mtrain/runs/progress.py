@@ -66,5 +66,7 @@ def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
         if isinstance(record["step"], int):
             progress.logged_step = record["step"]
     if recipe is not None and not state.get("validation_due"):  # the last validation may select another model
-        progress.finished = limit_reached(recipe, progress)
+        progress.finished = limit_reached(
+            recipe, progress.step, progress.epoch, progress.seconds, progress.validations_without_improvement
+        )
     return progress

@@ -17,7 +17,7 @@ from mtrain.data.epochs.position import Position
 from mtrain.data.rewriting.throttle import CancelledError, Pace
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
-from mtrain.training.records.progress import log_setup
+from mtrain.interop.formats import describe_exports
 from mtrain.training.setup.memory_limit import write_limit
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
@@ -134,7 +134,8 @@ def _record_step(trainer: Trainer) -> str | None:
     state, step = trainer.state, trainer.unrecorded
     assert step is not None
     if state.step % trainer.config.training.log_every == 0:
-        trainer.progress.log_step(step.epoch, trainer.learning_rate, step.stage)
+        rate = learning_rate(state.step, trainer.config.training, trainer.total_steps)
+        trainer.progress.log_step(step.epoch, rate, step.stage)
     reason = trainer.limit_reached()
     state.validation_due = state.step % trainer.config.training.validate_every == 0 or reason is not None
     trainer.unrecorded = None
@@ -215,17 +216,37 @@ def _open_first_window(trainer: Trainer, stop: StopSignal) -> Window:
     with _stopping(trainer, stop):  # it may take minutes
         pace = Pace(cancelled=lambda: stop.received is not None)
         position, window = trainer.loader.find(trainer.state.position, pace)
-    log_setup(
-        trainer.model,
-        trainer.arithmetic,
-        window,
-        trainer.loader.corpus.count_windows(position.starts),
-        trainer.total_steps,
-        trainer.config.training.max_steps,
-        stages=len(trainer.config.data.stages or ()),
-    )
+    _log_setup(trainer, window, windows=trainer.loader.corpus.count_windows(position.starts))
     _log_stage(trainer, position)
     return window
+
+
+def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
+    """Log what is trained, and how long. `window` is the first of the `windows` of an epoch."""
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    frozen = sum(p.numel() for p in trainer.model.parameters() if not p.requires_grad)
+    architecture = trainer.model.config
+    log.info("device: %s", trainer.arithmetic)
+    log.info(
+        "model: %.2f million parameters (%.2f frozen), vocabulary size %d",
+        parameters / 1e6,
+        frozen / 1e6,
+        architecture.target_vocab_size,
+    )
+    if not architecture.is_classifier:
+        log.info("exports: %s", describe_exports(architecture))
+    steps = f"{window.steps_in_epoch} steps"
+    if windows > 1:
+        steps = f"about {steps} in {windows} windows"
+    padding = (100 * share for share in window.plan.padding)
+    log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
+    total, stages = trainer.total_steps, len(trainer.config.data.stages or ())
+    if total is not None:
+        is_estimate = (windows > 1 or stages > 1) and total != trainer.config.training.max_steps
+        planned = f"{'about ' * is_estimate}{total} steps"
+        if stages <= 1:  # their epochs differ
+            planned += f", {total / window.steps_in_epoch:.1f} epochs"
+        log.info("planned: %s", planned)
 
 
 def _dry_run(trainer: Trainer, window: Window) -> None:
@@ -262,7 +283,7 @@ def _save_alone(trainer: Trainer) -> None:
     if trainer.updates == trainer.learner.updates and trainer.saver.can_save_alone():
         if trainer.unrecorded is not None:  # the resumed run would neither log nor validate it
             _record_step(trainer)
-        trainer.saver.save_alone()
+        trainer.saver.save(last=True, alone=True)
 
 
 def _log_stage(trainer: Trainer, position: Position) -> None:

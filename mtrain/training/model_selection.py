@@ -262,7 +262,7 @@ def _make_validator(
     run: PreparedRun, micro_batch_tokens: int | None, ranks: Ranks
 ) -> Validator | ClassifierValidator:
     assert micro_batch_tokens is not None
-    config, tokenizer, pairs = run.config, run.tokenizer, run.data.validation
+    data, config = run.data, run.config
     if config.model.is_classifier:
-        return ClassifierValidator(pairs, config, tokenizer, micro_batch_tokens, ranks)
-    return Validator(pairs, run.data.directions, config, tokenizer, micro_batch_tokens, ranks)
+        return ClassifierValidator(data.validation, config, run.tokenizer, micro_batch_tokens, ranks)
+    return Validator(data.validation, data.directions, config, run.tokenizer, micro_batch_tokens, ranks)

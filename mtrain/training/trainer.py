@@ -25,7 +25,6 @@ from mtrain.training.step.arithmetic import describe_arithmetic, describe_comput
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learners import make_learner_of_rank
 from mtrain.training.step.optimizer import freeze
-from mtrain.training.step.schedule import learning_rate
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +93,11 @@ class Trainer:
         received while the data of a step is not ready."""
         return self.loader.steps(self.state.position, lambda: stop is not None and stop.received is not None)
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the current step."""
-        return learning_rate(self.state.step, self.config.training, self.total_steps)
-
     def limit_reached(self) -> str | None:
         """The limit at which training ends, if it is reached."""
-        return limit_reached(self.config.training, self.state)
+        state = self.state
+        patience_used = state.validations_without_improvement
+        return limit_reached(self.config.training, state.step, state.epoch, state.seconds, patience_used)
 
 
 def _initial_state(run: PreparedRun) -> TrainState:

@@ -13,11 +13,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from mtrain.checkpoint.state import TrainState
-from mtrain.data.epochs.loader import Window
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError, StorageError
-from mtrain.interop.formats import describe_exports
-from mtrain.model.build import AnyModel
 from mtrain.progress_bar import Bar
 from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
@@ -234,38 +231,3 @@ class Progress:
             log.warning("%s: cannot write: %s; %s", self.file, error.strerror, consequence)
         else:
             self.unwritten.clear()
-
-
-def log_setup(
-    model: AnyModel,
-    arithmetic: str,
-    window: Window,
-    windows: int,
-    total_steps: int | None,
-    max_steps: int | None,
-    stages: int,
-) -> None:
-    """Log what is trained, and how long. `window` is the first of the `windows` of an epoch. `stages` is the
-    number of stages of training, or 0."""
-    parameters = sum(p.numel() for p in model.parameters())
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    log.info("device: %s", arithmetic)
-    log.info(
-        "model: %.2f million parameters (%.2f frozen), vocabulary size %d",
-        parameters / 1e6,
-        frozen / 1e6,
-        model.config.target_vocab_size,
-    )
-    if not model.config.is_classifier:
-        log.info("exports: %s", describe_exports(model.config))
-    steps = f"{window.steps_in_epoch} steps"
-    if windows > 1:
-        steps = f"about {steps} in {windows} windows"
-    padding = (100 * share for share in window.plan.padding)
-    log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
-    if total_steps is not None:
-        is_estimate = (windows > 1 or stages > 1) and total_steps != max_steps
-        planned = f"{'about ' * is_estimate}{total_steps} steps"
-        if stages <= 1:  # their epochs differ
-            planned += f", {total_steps / window.steps_in_epoch:.1f} epochs"
-        log.info("planned: %s", planned)

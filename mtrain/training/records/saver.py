@@ -39,13 +39,24 @@ class Saver:
         """Whether there is a checkpoint of the current step."""
         return self.saved_step == self.state.step
 
-    def save(self, last: bool) -> None:
-        """Save a checkpoint. All ranks call this together, and rank 0 writes. A failed save is repeated at
-        once, then at the next checkpoint.
+    def save(self, last: bool, alone: bool = False) -> None:
+        """Save a checkpoint. All ranks call this together, and rank 0 writes; if one of them is lost, rank 0
+        calls it `alone`. A failed save is repeated at once, then at the next checkpoint.
 
         Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
         """
-        self._save(self.ranks, last)
+        ranks = Ranks(self.ranks.device) if alone else self.ranks
+        self.progress.read_pending()
+        learner = self.learner
+        with ranks.watched():
+            if self.state.validation_due:
+                self.average.average_checkpoints(Path(self.config.run_dir), ranks)
+            averaged = self.average.weights
+            tensors = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
+        ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
+        if ranks.is_first:
+            self._write(tensors, last)
+        self.saved_step = ranks.broadcast(self.saved_step)
 
     def can_save_alone(self) -> bool:
         """Whether there are steps to save, and this process can save them without the other ranks. A warning
@@ -59,23 +70,6 @@ class Saver:
             log.warning("cannot save: the GPU is waiting for another rank")
             return False
         return True
-
-    def save_alone(self) -> None:
-        """Save the last checkpoint without the other ranks, one of which may be lost."""
-        self._save(Ranks(self.ranks.device), last=True)
-
-    def _save(self, ranks: Ranks, last: bool) -> None:
-        self.progress.read_pending()
-        learner = self.learner
-        with ranks.watched():
-            if self.state.validation_due:
-                self.average.average_checkpoints(Path(self.config.run_dir), ranks)
-            averaged = self.average.weights
-            tensors = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
-        ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
-        if ranks.is_first:
-            self._write(tensors, last)
-        self.saved_step = ranks.broadcast(self.saved_step)
 
     def _write(self, tensors: CheckpointTensors, last: bool) -> None:
         run_dir, device = Path(self.config.run_dir), self.ranks.device

@@ -28,7 +28,8 @@ class WeightAverage:
     """
 
     def __init__(self, model: AnyModel, config: TrainingConfig):
-        self.model, self.decay, self.count = model, config.ema_decay, config.average_checkpoints
+        self.model = model
+        self.decay, self.count = config.ema_decay, config.average_checkpoints
         self.checkpoint_every = config.checkpoint_every
         self.weights: dict[str, Tensor] = {}
         self._verified: set[Path] = set()  # checkpoints, so that each is hashed only once

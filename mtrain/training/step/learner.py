@@ -149,7 +149,9 @@ class Learner:
         pairs = sum(len(batch.rows) for batch in batches)
         log.warning(
             "out of memory in %d micro-batches (%d pairs); limiting each to %d padded tokens",
-            *(len(batches), pairs, self.max_micro_batch_positions),
+            len(batches),
+            pairs,
+            self.max_micro_batch_positions,
         )
 
     def _release_memory(self) -> None:
