@@ -64,3 +64,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     by_class = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
     return by_class or _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def is_recoverable(error: Exception) -> bool:
+    """Whether a command may continue after an error of a part of its work: one of mtrain's, unless another
+    rank is lost, or exhausted memory."""
+    if isinstance(error, MtrainError):
+        return not isinstance(error, DistributedError)
+    return isinstance(error, (RuntimeError, MemoryError)) and is_out_of_memory(error)

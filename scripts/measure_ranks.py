@@ -94,8 +94,10 @@ def measure_wrapping(config: Path, options: argparse.Namespace) -> list[float]:
     trainer = make_trainer(load_config(config), device="cpu")
     steps = list(islice(trainer.steps(), options.steps))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    wrapped = ParallelLearner(copy.deepcopy(trainer.model), trainer.recipe, Ranks(trainer.device))
-    plain = Learner(trainer.model, trainer.recipe)
+    wrapped = ParallelLearner(
+        copy.deepcopy(trainer.model), trainer.config.training, Ranks(trainer.ranks.device)
+    )
+    plain = Learner(trainer.model, trainer.config.training)
     learners = plain, wrapped
     times = [
         [seconds_of(learner, steps, alone=True) for learner in learners] for _ in range(options.rounds + 1)
@@ -108,7 +110,7 @@ def measure_ranks(config: Path, options: argparse.Namespace, ranks: Ranks) -> li
     """The seconds of a step of rank 0 alone, of both ranks at once without communication, and of both ranks
     together; the target tokens of all ranks relative to those of rank 0; the seconds of an exchange."""
     trainer = make_trainer(load_config(config), device="cpu", ranks=ranks)
-    plain = Learner(copy.deepcopy(trainer.model), trainer.recipe)
+    plain = Learner(copy.deepcopy(trainer.model), trainer.config.training)
     steps = list(islice(trainer.steps(), options.steps))
 
     def timed(work: Callable[[], object]) -> float:

@@ -4,18 +4,16 @@ import json
 import logging
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mtrain.checkpoint.state import ADDED_KEYS, TrainState
 from mtrain.checkpoint.tensors import load_tensors, load_weights
-from mtrain.data.epochs.schedule import Position
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.errors import ModelError, StorageError
@@ -26,75 +24,6 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 INDEX = "index.json"  # in checkpoints/: names the best and the last checkpoint
-
-
-@dataclass
-class TrainState:
-    """The progress of training. Together with weights and optimizer, it is all that resuming requires."""
-
-    step: int = 0  # optimizer steps taken
-    epoch: int = 0
-    epoch_window: int = 0  # number of the window in the epoch; see mtrain.data.epochs.windows
-    next_batch: int = 0  # steps taken in this window
-    stage_starts: tuple[int, ...] = (0,)  # the first epoch of each stage that has begun
-    stage_step: int = 0  # steps taken in the current stage
-    window_layout: tuple[int, int] = (1, 1)  # what determines the windows of an epoch; by default, one window
-    batch_order: int = 0  # version of the order of batches; see mtrain.data.epochs.batching
-    target_tokens_seen: int = 0
-    seconds: float = 0.0  # of training and validation
-    best_step: int | None = None
-    best_score: float | None = None  # of training.best_metric
-    best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
-    lowest_nll: float | None = None  # of all validations, rounded
-    initial_score: float | None = None  # that of training.init_from
-    initial_scores: dict[str, float] = field(default_factory=dict)
-    validations_without_improvement: int = 0
-    skipped_steps: int = 0  # because of NaN or infinity
-    skipped_in_a_row: int = 0
-    arithmetic: str = ""  # what determines the exact results of a step: device, precision, versions
-    tokenizer_fingerprint: str = ""
-    validation_fingerprint: str = ""  # see Validator.fingerprint
-    loss_scale: list[float] = field(default_factory=list)  # of fp16
-    window: dict[str, float] = field(default_factory=dict)  # sums since the last line of metrics.jsonl
-    data_fingerprint: str = ""
-    rng: dict[str, str] = field(default_factory=dict)
-    validation_due: bool = False  # saved before the validation of this step
-    steps_in_first_epoch: int | None = None
-    best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
-    micro_batch_tokens: int | None = None
-    max_micro_batch_positions: float | None = None  # to which they were limited when memory ran out
-
-    @property
-    def position(self) -> Position:
-        """The next step in the training data."""
-        place = self.epoch, self.epoch_window, self.next_batch
-        return Position(*place, self.stage_starts, self.stage_step)
-
-    def move_to(self, position: Position) -> None:
-        """Continue with the step at another position."""
-        self.epoch, self.epoch_window, self.next_batch, self.stage_starts, self.stage_step = position
-
-    def adopt(self, values: dict[str, Any]) -> None:
-        """Adopt the values of another state, as JSON represents them. Raises ValueError or TypeError."""
-        vars(self).update(vars(_state_adapter().validate_python(values)))
-
-
-@cache
-def _state_adapter() -> TypeAdapter[TrainState]:
-    return TypeAdapter(TrainState)
-
-
-# The fields that a validation changes.
-_VALIDATION_FIELDS = (
-    "step", "seconds", "best_step", "best_score", "best_scores", "lowest_nll", "best_alignment_layer",
-    "validations_without_improvement", "validation_due",
-)  # fmt: skip
-# Fields that checkpoints of earlier versions lack.
-_ADDED_FIELDS = {
-    *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
-    *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
-    *("initial_score", "initial_scores", "best_scores", "lowest_nll"),
-}
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:
@@ -157,14 +86,15 @@ def save_checkpoint(
     that of `device` included. Raises StorageError stating the required and the free space; the older
     checkpoints are then kept.
     """
-    state.rng = {kind: values.numpy().tobytes().hex() for kind, values in random_states(device).items()}
+    rng = {kind: values.numpy().tobytes().hex() for kind, values in random_states(device).items()}
+    contents = replace(state, rng=rng).to_json()
 
     def fill(folder: Path) -> None:
         save_file(tensors.weights, folder / "model.safetensors")
         save_file(tensors.moments, folder / "optimizer.safetensors")
         if tensors.average:
             save_file(tensors.average, folder / "average.safetensors")
-        write_text(folder / "state.json", json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
+        write_text(folder / "state.json", json.dumps(contents, indent=1, sort_keys=True) + "\n")
 
     folder = run_dir / "checkpoints" / str(_name(state.step))
     try:
@@ -202,19 +132,19 @@ def record_validation(run_dir: Path, state: TrainState) -> None:
 
     Raises StorageError.
     """
-    outcome = {key: getattr(state, key) for key in _VALIDATION_FIELDS}
+    outcome = state.outcome_of_validation()
     _write_index(run_dir, state, last=str(_name(state.step)), validated=outcome)
 
 
-def restore_validation(run_dir: Path, state: TrainState) -> None:
-    """Restore the outcome of the validation that followed a checkpoint, if the index has it. If not, the
+def restore_validation(run_dir: Path, state: TrainState) -> TrainState:
+    """The state after the validation that followed a checkpoint, if the index has its outcome. If not, the
     validation is still due."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         outcome = read_json(run_dir / "checkpoints" / INDEX)["validated"]
         if state.validation_due and outcome["step"] == state.step:
-            restored = _state_adapter().validate_python({**asdict(state), **outcome})
-            for key in _VALIDATION_FIELDS:
-                setattr(state, key, getattr(restored, key))
+            known = state.outcome_of_validation().keys() & outcome.keys()
+            return TrainState.from_json({**state.to_json(), **{name: outcome[name] for name in known}})
+    return state
 
 
 class Checkpoint(NamedTuple):
@@ -230,15 +160,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     file = folder / "state.json"
     try:
         values = read_json(file)
-        known = {item.name for item in fields(TrainState)}
-        if differing := (known ^ values.keys()) - (_ADDED_FIELDS - values.keys()):
+        known = TrainState().to_json().keys()
+        if differing := (known ^ values.keys()) - (ADDED_KEYS - values.keys()):
             names = ", ".join(sorted(differing))
             raise ModelError(
                 f"{file}: missing or unknown: {names}; another version of mtrain may have written it"
             )
         if "cpu" not in values["rng"]:
             raise ModelError(f"{file}: the state of the random generator is missing")
-        return Checkpoint(folder, _state_adapter().validate_python(values))
+        return Checkpoint(folder, TrainState.from_json(values))
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"{file}: not a valid checkpoint state: {error}") from None
 
@@ -271,17 +201,18 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
         ) from None
 
 
-def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
-    """Rename the checkpoints that are newer than `checkpoint`, from which training resumes, to superseded-*.
+def rename_newer_checkpoints(folder: Path, state: TrainState) -> None:
+    """Rename the checkpoints that are newer than the one in `folder`, from which training resumes with
+    `state`, to superseded-*.
 
     Otherwise, the next resume would start from one of them.
     """
-    run_dir = checkpoint.folder.parent.parent
-    newer = [folder for folder in checkpoint_folders(run_dir) if folder.name > checkpoint.folder.name]
+    run_dir = folder.parent.parent
+    newer = [other for other in checkpoint_folders(run_dir) if other.name > folder.name]
     if newer:
-        _write_index(run_dir, checkpoint.state, last=checkpoint.folder.name)
-    for folder in newer:
-        rename_superseded(folder)
+        _write_index(run_dir, state, last=folder.name)
+    for other in newer:
+        rename_superseded(other)
 
 
 def rename_superseded(path: Path) -> None:

@@ -7,7 +7,8 @@ from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.decoding.workers import Workers
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import Ranks
+from mtrain.errors import is_recoverable
 
 
 class SharedWorkers:
@@ -21,7 +22,16 @@ class SharedWorkers:
 
     def lead(self, work: Callable[[], object]) -> None:
         """Let rank 0 do `work`, which calls `decode`; the others decode their shares until it is done."""
-        self.ranks.lead(work, self._decode_share, lambda: None, lambda _: None)
+        if self.ranks.is_first:
+            work()
+            self.ranks.broadcast(None)
+            return
+        while (task := self.ranks.broadcast(None)) is not None:
+            try:
+                self._decode(DecodingTask.from_fields(task))
+            except Exception as error:
+                if not is_recoverable(error):  # otherwise, rank 0 handles it
+                    raise
 
     def decode(
         self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
@@ -30,8 +40,9 @@ class SharedWorkers:
         parts = task.parts
         # Neighbors in the order of length go to different ranks, which thus have equal amounts of work.
         order = sorted(range(len(parts)), key=lambda row: len(parts[row].source))
-        sorted_task = task._replace(parts=[parts[row] for row in order]).to_fields()
-        shares = self.ranks.divide(lambda rank, size: self._decode_share(rank, size, sorted_task, decoded))
+        shared_task = task._replace(parts=[parts[row] for row in order])
+        self.ranks.broadcast(shared_task.to_fields())
+        shares = self._decode(shared_task, decoded)
         results: list[list[Translation]] = [[]] * len(parts)
         for rank, share in enumerate(shares):
             for row, found in zip(order[rank :: len(shares)], from_fields(share), strict=True):
@@ -40,13 +51,11 @@ class SharedWorkers:
                     decoded(parts[row], found)
         return results
 
-    def _decode_share(
-        self,
-        rank: int,
-        size: int,
-        task: Json = None,
-        decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None,
-    ) -> list[list[dict[str, Any]]]:
-        """Decode the share of this rank of what rank 0 gives as `task`."""
-        whole = DecodingTask.from_fields(self.ranks.broadcast(task))
-        return to_fields(self.own.decode(whole._replace(parts=whole.parts[rank::size]), decoded))
+    def _decode(
+        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
+    ) -> list[list[list[dict[str, Any]]]]:
+        """Decode the share of this rank. Returns the results of all ranks."""
+        parts = task.parts[self.ranks.rank :: self.ranks.size]
+        with self.ranks.agreed():
+            found = to_fields(self.own.decode(task._replace(parts=parts), decoded))
+        return self.ranks.gather(found)

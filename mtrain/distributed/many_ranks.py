@@ -19,9 +19,9 @@ from torch import Tensor
 
 from mtrain.device import find_accelerator, resolve_device
 from mtrain.distributed.launch import Launch, read_launch, require_complete_launch
-from mtrain.distributed.ranks import Json, Ranks, Share
+from mtrain.distributed.ranks import Json, Ranks
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
-from mtrain.errors import DistributedError, MtrainError, UsageError, is_out_of_memory
+from mtrain.errors import MtrainError, UsageError, is_out_of_memory, is_recoverable
 from mtrain.kernels.undocumented import undocumented
 from mtrain.version import __version__
 
@@ -76,7 +76,8 @@ class ManyRanks(Ranks):
         """Connect to the others. Raises DistributedError if one of them does not start in time, has another
         version, or uses the same GPU."""
         super().__init__(device)
-        self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
+        self.rank, self.size = launch.rank, launch.size
+        self.local_size = launch.local_size
         self.store, host = store, socket.gethostname()
         self._expects_steps = False
         self.store.hosts = self.store.exchange(host)
@@ -160,51 +161,30 @@ class ManyRanks(Ranks):
             dist.broadcast(content, src=0, group=group)
         return value if self.is_first else _decode(content)
 
-    def lead(
-        self,
-        work: Callable[[], object],
-        share: Share,
-        report: Callable[[], Json],
-        adopt: Callable[[Json], object],
-    ) -> None:
-        if self.is_first:
-            work()
-            self.broadcast({"report": report()})
-            return
-        while "report" not in (request := self.broadcast(None)):
-            self._gather(self._attempt(share))
-        adopt(request["report"])
-
-    def divide(self, share: Share) -> list[Json]:
-        self.broadcast({})
-        outcomes = self._gather(self._attempt(share))
-        for rank, outcome in enumerate(outcomes):
-            if "error" in outcome:
-                raise _rebuild_error(rank, outcome)
-        return [outcome["value"] for outcome in outcomes]
-
-    def _attempt(self, share: Share) -> Json:
-        """What the share of this rank returns, or an error after which training may continue."""
-        try:
-            return {"value": share(self.rank, self.size)}
-        except DistributedError:
-            raise
-        except (MtrainError, RuntimeError, MemoryError) as error:
-            if not isinstance(error, MtrainError) and not is_out_of_memory(error):
-                raise
-            return {"error": str(error), "code": getattr(error, "exit_code", None)}
-
-    def _gather(self, value: Json) -> list[Json]:
-        """The values of all ranks; empty on other ranks than 0."""
+    def gather(self, value: Json) -> list[Json]:
         content, sizes = _encode(value), torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(content)
         with self.watched():
             dist.all_reduce(sizes, group=self._waiting)
             padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
             padded[: len(content)] = content
-            parts = [torch.empty_like(padded) for _ in sizes] if self.is_first else None
-            dist.gather(padded, parts, dst=0, group=self._waiting)
-        return [_decode(part[:size]) for part, size in zip(parts or [], sizes.tolist(), strict=False)]
+            parts = [torch.empty_like(padded) for _ in sizes]
+            dist.all_gather(parts, padded, group=self._waiting)
+        return [_decode(part[:size]) for part, size in zip(parts, sizes.tolist(), strict=True)]
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            if not is_recoverable(error):
+                raise
+            own = error
+        failures = self.gather(own and {"error": str(own), "code": getattr(own, "exit_code", None)})
+        for rank, failure in enumerate(failures):
+            if failure is not None:
+                raise own if own is not None and rank == self.rank else _rebuild_error(rank, failure)
 
     def seed_step(self, seed: int, step: int) -> None:
         [state] = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
@@ -238,12 +218,12 @@ def _identify_gpu(device: torch.device, host: str) -> str | None:
     return f"{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)} on {host}"
 
 
-def _rebuild_error(rank: int, outcome: Json) -> Exception:
-    """The error of a share that another process has raised."""
-    message = outcome["error"] if rank == 0 else f"rank {rank}: {outcome['error']}"
-    if outcome["code"] is None:
+def _rebuild_error(rank: int, failure: Json) -> Exception:
+    """The error that another process has raised."""
+    message = failure["error"] if rank == 0 else f"rank {rank}: {failure['error']}"
+    if failure["code"] is None:
         return MemoryError(message)
-    kinds = (kind for kind in MtrainError.__subclasses__() if kind.exit_code == outcome["code"])
+    kinds = (kind for kind in MtrainError.__subclasses__() if kind.exit_code == failure["code"])
     return next(kinds)(message)
 
 

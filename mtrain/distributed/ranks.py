@@ -14,7 +14,6 @@ from torch import Tensor
 from mtrain.device import make_current
 
 Json = Any  # numbers, strings, lists, dictionaries with strings as keys, None
-Share = Callable[[int, int], Json]  # does the part of some work that a rank has; given rank and size
 
 
 class Ranks:
@@ -55,23 +54,16 @@ class Ranks:
         """The value that rank 0 gives. The others wait for it; longer if rank 0 is `preparing` the data."""
         return value
 
-    def lead(
-        self,
-        work: Callable[[], object],
-        share: Share,
-        report: Callable[[], Json],
-        adopt: Callable[[Json], object],
-    ) -> None:
-        """Let rank 0 do `work` while the others wait. If the work calls `divide`, they do their `share`.
-        Finally, the others `adopt` what rank 0 reports."""
-        work()
+    def gather(self, value: Json) -> list[Json]:
+        """The values of all ranks, in the order of the ranks."""
+        return [value]
 
-    def divide(self, share: Share) -> list[Json]:
-        """What the shares of all ranks return. Rank 0 calls this inside `lead`, with the same `share`.
-
-        Raises MtrainError, or MemoryError, if a share does.
-        """
-        return [share(0, 1)]
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """A context manager that raises an error of one rank on all ranks, at the end of the block, if it
+        `is_recoverable`. Another error ends its rank, which the others then miss. In the block, no rank
+        waits for others."""
+        yield
 
     def seed_step(self, seed: int, step: int) -> None:
         """Seed the random generators for a step, if there are several ranks. A checkpoint then need not have

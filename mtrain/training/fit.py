@@ -13,11 +13,12 @@ from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.interop.formats import require_exports
-from mtrain.training.loop import Trainer
+from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare import open_prepared_run, prepare_run, require_metrics
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
+from mtrain.training.trainer import Trainer
 
 
 def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_change: bool = False) -> None:
@@ -50,7 +51,7 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
         with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
             trainer = make_trainer(config, resume, device, allow_data_change, ranks, folder)
             with StopSignal() as stop:
-                trainer.run(stop)
+                train(trainer, stop)
 
 
 def make_trainer(

@@ -2,20 +2,22 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from mtrain.checkpoint.checkpoint import TrainState, record_validation
-from mtrain.config.schema import Config
+from mtrain.checkpoint.checkpoint import record_validation
+from mtrain.checkpoint.state import TrainState
 from mtrain.device import release_cached_memory
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
+from mtrain.errors import DivergedError, ModelError, is_recoverable
 from mtrain.model.build import AnyModel
-from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.records.best_model import publish_best
 from mtrain.training.records.progress import Progress
 from mtrain.training.setup.prepare import PreparedRun
+from mtrain.training.step.average import WeightAverage
 from mtrain.training.validation.classifier import ClassifierScores, ClassifierValidator
 from mtrain.training.validation.samples import record_translations
 from mtrain.training.validation.translation import Scores, Validator
@@ -53,58 +55,67 @@ def _merit(scores: Mapping[str, float], name: str, leading: str) -> float:
 
 
 class ModelSelection:
-    """Validates the model of a run, keeps the best score in `state`, and publishes the best weights."""
+    """Validates the model of a run, keeps the best score in `state`, and publishes the best weights.
+
+    All ranks call these methods together. Rank 0 decides which model is the best one, and writes files.
+    """
 
     def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        validator: Validator | ClassifierValidator,
-        state: TrainState,
-        progress: Progress,
+        self, run: PreparedRun, state: TrainState, progress: Progress, average: WeightAverage, ranks: Ranks
     ):
-        self.config, self.tokenizer, self.run_dir = config, tokenizer, Path(config.run_dir)
-        self.validator, self.state, self.progress = validator, state, progress
+        self.config, self.tokenizer = run.config, run.tokenizer
+        self.run_dir = Path(run.config.run_dir)
+        self.state, self.progress = state, progress
+        self.average, self.ranks = average, ranks
+        self.validator = _make_validator(run, state.micro_batch_tokens, ranks)
         self.failures = 0  # in a row
-        if config.training.best_metric != validator.leading_metric:
+        metric = run.config.training.best_metric
+        if metric != self.validator.leading_metric:
             log.info("chrF selects the best model: BLEU is 0 if no validation reference has four tokens")
         # Earlier versions recorded one score, with the sign of `_value_of`.
         if state.best_score is not None:
-            state.best_scores.setdefault(config.training.best_metric, abs(state.best_score))
+            state.best_scores.setdefault(metric, abs(state.best_score))
         if state.initial_score is not None:
-            state.initial_scores.setdefault(config.training.best_metric, abs(state.initial_score))
+            state.initial_scores.setdefault(metric, abs(state.initial_score))
 
-    def validate(self, model: AnyModel, saved: bool, last: bool = False) -> None:
-        """Validate a model, and publish the best weights so far.
+    def validate(self, saved: bool, last: bool = False) -> None:
+        """Validate the weights or their average, if a validation is due, and publish the best weights so far.
 
-        `saved` says whether a checkpoint has its weights; weights without one never become the best.
+        `saved` says whether a checkpoint has the weights; weights without one never become the best.
         A failure does not end training: it is logged, and the next validation tries again. The `last`
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
+        while not (self._score(saved) and self._publish()):
+            if not last:
+                return
+        self.failures = 0
 
-        def score() -> None:
-            if self.state.validation_due:  # not if only publishing has failed
-                self._score(model, saved)
+    def publish(self, last: bool) -> None:
+        """Publish the best weights of a run that was interrupted, unless the published files are valid and up
+        to date. For failures, and `last`, see `validate`."""
+        while not self._publish(verify=True):
+            if not last:
+                return
+        self.failures = 0
 
-        self._attempt({"validation": score, "publishing": self._publish}, last)
-
-    def score_initial_model(self, model: AnyModel) -> None:
+    def score_initial_model(self) -> None:
         """Score the model that a new run starts from, which shows what training gains. It never becomes the
         best one, because no checkpoint has its weights. A failure is logged, as in `validate`."""
-
-        def score() -> None:
-            scores = self.validator(model)
+        with self._tolerated("validation"):
+            with self.average.applied(self.ranks) as model:
+                scores = self.validator(model)
             value = self._value_of(scores)
-            self.progress.update_time()
+            self.state.seconds += self.progress.elapsed()
             self.state.initial_score = value if math.isfinite(value) else None
             self.state.initial_scores = _comparable(scores)
             log.info("initial model: %s", scores.describe()[0])
-
-        self._attempt({"validation": score}, last=False)
+            self.failures = 0
 
     def review(self) -> None:
         """Warn, at the end of training, if no validation was better than that of the initial model, or if
         the BLEU of the best model is 0."""
+        if not self.ranks.is_first:
+            return
         initial, best = self.state.initial_scores, self.state.best_scores
         if initial and best and not is_better(best, initial, self.validator.leading_metric):
             log.warning(
@@ -119,41 +130,20 @@ class ModelSelection:
                 f" (chrF {best['chrf']:.2f})" if "chrf" in best else "",
             )
 
-    def publish(self, last: bool) -> None:
-        """Publish the best weights of a run that was interrupted, unless the published files are valid and up
-        to date. For failures, and `last`, see `validate`."""
-        self._attempt({"publishing": lambda: self._publish(verify=True)}, last)
-
-    def _publish(self, verify: bool = False) -> None:
-        if not publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify):
-            log.warning(
-                "the best weights, of step %d, are lost; their score is discarded", self.state.best_step
-            )
-            self._discard_best()
-
-    def _attempt(self, activities: Mapping[str, Callable[[], None]], last: bool) -> None:
-        """Do some activities, given by name, and count their failures; see `validate`."""
-        while not self._try(activities) and last:
-            pass
-
-    def _try(self, activities: Mapping[str, Callable[[], None]]) -> bool:
-        """Whether all activities have succeeded."""
-        for activity, work in activities.items():
-            try:
-                work()
-            except DistributedError:  # without that rank, no later validation can succeed
+    @contextmanager
+    def _tolerated(self, activity: str) -> Iterator[None]:
+        """Log and count an error that ends the block, on all ranks, unless training cannot continue after it.
+        Raises it after MAX_FAILED_VALIDATIONS failures in a row: the others then miss rank 0."""
+        try:
+            yield
+        except Exception as error:
+            if not is_recoverable(error):
                 raise
-            except (MtrainError, RuntimeError, MemoryError) as error:
-                self.count_failure(error, activity)
-                return False
-        self.failures = 0
-        return True
+            if self.ranks.is_first:
+                self._count_failure(error, activity)
+            self.failures, self.state.seconds = self.ranks.broadcast([self.failures, self.state.seconds])
 
-    def count_failure(self, error: Exception, activity: str = "validation") -> None:
-        """Log that a validation, or an `activity` that belongs to it, has failed. Raises the error if
-        training cannot continue after it, or after MAX_FAILED_VALIDATIONS failures in a row."""
-        if not isinstance(error, MtrainError) and not is_out_of_memory(error):
-            raise error
+    def _count_failure(self, error: Exception, activity: str) -> None:
         self.failures += 1
         if self.failures >= MAX_FAILED_VALIDATIONS:
             if isinstance(error, ModelError):  # the outputs are not finite
@@ -162,19 +152,51 @@ class ModelSelection:
         log.warning("step %d: %s failed: %s", self.state.step, activity, error)
         release_cached_memory(self.validator.device)
 
-    def _score(self, model: AnyModel, saved: bool) -> None:
-        """Score a model, and record the outcome on disk and in the state."""
-        state, scores = self.state, self.validator(model)
-        compared = _comparable(scores)
+    def _publish(self, verify: bool = False) -> bool:
+        """Publish the best weights so far. Returns whether this has succeeded."""
+        with self._tolerated("publishing"):
+            lost = False
+            with self.ranks.agreed():
+                if self.ranks.is_first:
+                    lost = not publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify)
+            if self.ranks.broadcast(lost):
+                self._warn(
+                    "the best weights, of step %d, are lost; their score is discarded", self.state.best_step
+                )
+                self._discard_best()
+            return True
+        return False
+
+    def _score(self, saved: bool) -> bool:
+        """Score the weights if a validation is due, and record the outcome on disk and in the state. Returns
+        whether this has succeeded."""
+        if not self.state.validation_due:  # only publishing has failed
+            return True
+        with self._tolerated("validation"):
+            with self.average.applied(self.ranks) as model:
+                scores = self.validator(model)
+                with self.ranks.agreed():
+                    outcome = self._compare(scores, model, saved) if self.ranks.is_first else None
+            self.state.adopt_validation(self.ranks.broadcast(outcome))
+            with self.ranks.agreed():
+                self._record(scores)
+            return True
+        return False
+
+    def _compare(self, scores: Scores | ClassifierScores, model: AnyModel, saved: bool) -> dict[str, Any]:
+        """Compare a validation with the best one so far. Returns the outcome, which is on disk if the weights
+        are `saved`. If this fails, the state does not change."""
+        state, compared = self.state, _comparable(scores)
         improved = is_better(compared, state.best_scores, self.validator.leading_metric)
         is_best = improved and saved
         layer = self.validator.alignment_layer(model) if is_best else None
-        self.progress.update_time()
-        outcome, best = replace(state, validation_due=False), state.best_scores
+        state.seconds += self.progress.elapsed()
+        outcome = replace(state, validation_due=False)
         nll = round(compared.get("nll", math.inf), DECIMALS["nll"])
         is_lowest = nll < (math.inf if state.lowest_nll is None else state.lowest_nll)
         if is_lowest:
             outcome.lowest_nll = nll
+        best = state.best_scores
         still_learns = is_lowest and "nll" in best and best.get("bleu", LOW_BLEU) < LOW_BLEU
         if improved or still_learns or self._another_stage_follows:
             outcome.validations_without_improvement = 0
@@ -184,13 +206,19 @@ class ModelSelection:
             outcome.best_step, outcome.best_alignment_layer = state.step, layer
             outcome.best_score, outcome.best_scores = self._value_of(scores), compared
         if saved:
-            record_validation(self.run_dir, outcome)  # if this fails, the state does not change
-        vars(state).update(vars(outcome))
+            record_validation(self.run_dir, outcome)
+        return outcome.outcome_of_validation()
+
+    def _record(self, scores: Scores | ClassifierScores) -> None:
+        """Log a validation, and record its translations."""
+        is_best = self.state.best_step == self.state.step
         self.progress.log_validation(scores, is_best)
-        validator = self.validator
-        if validator.translations:
-            texts = validator.sources, validator.references, validator.translations
-            record_translations(self.run_dir, state.step, *texts, best=is_best)
+        if self.validator.texts and self.ranks.is_first:
+            record_translations(self.run_dir, self.state.step, self.validator.texts, is_best)
+
+    def _warn(self, message: str, *values: object) -> None:
+        if self.ranks.is_first:
+            log.warning(message, *values)
 
     def _value_of(self, scores: Scores | ClassifierScores) -> float:
         """The score of `training.best_metric`; higher is better."""
@@ -201,8 +229,8 @@ class ModelSelection:
     @property
     def _another_stage_follows(self) -> bool:
         """Whether the stage of the last step is not the last one, in which alone the patience applies."""
-        begun = len(self.state.stage_starts)
-        if begun > 1 and self.state.stage_step == 0:  # the state is at the start of the next stage
+        begun = len(self.state.position.starts)
+        if begun > 1 and self.state.position.stage_step == 0:  # the state is at the start of the next stage
             begun -= 1
         return begun < len(self.config.data.stages or ())
 
@@ -212,14 +240,15 @@ class ModelSelection:
         if state.validation_fingerprint not in ("", fingerprint):
             state.initial_score, state.initial_scores = None, {}
         if state.best_score is not None and state.validation_fingerprint != fingerprint:
-            log.warning("the validation pairs or the search have changed; the best score is discarded")
+            self._warn("the validation pairs or the search have changed; the best score is discarded")
             self._discard_best()
         state.validation_fingerprint = fingerprint
 
     def _discard_best(self) -> None:
+        """Return to the outcome of no validation."""
         state = self.state
-        state.best_step = state.best_score = state.best_alignment_layer = state.lowest_nll = None
-        state.best_scores, state.validations_without_improvement = {}, 0
+        fresh = TrainState(step=state.step, seconds=state.seconds, validation_due=state.validation_due)
+        state.adopt_validation(fresh.outcome_of_validation())
 
 
 def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
@@ -229,11 +258,11 @@ def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
     }
 
 
-def make_validator(
-    run: PreparedRun, micro_batch_tokens: int, ranks: Ranks
+def _make_validator(
+    run: PreparedRun, micro_batch_tokens: int | None, ranks: Ranks
 ) -> Validator | ClassifierValidator:
-    """The validator of a run, for its kind of model."""
-    settings = run.config, run.tokenizer, ranks.device, micro_batch_tokens, ranks
-    if run.config.model.is_classifier:
-        return ClassifierValidator(run.data.validation, *settings)
-    return Validator(run.data.validation, run.data.directions, *settings)
+    assert micro_batch_tokens is not None
+    data, config = run.data, run.config
+    if config.model.is_classifier:
+        return ClassifierValidator(data.validation, config, run.tokenizer, micro_batch_tokens, ranks)
+    return Validator(data.validation, data.directions, config, run.tokenizer, micro_batch_tokens, ranks)

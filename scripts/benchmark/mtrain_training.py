@@ -8,13 +8,14 @@ from benchmark.meter import Meter
 from mtrain.config.load import load_config
 from mtrain.data.epochs.loader import largest_batches
 from mtrain.training.fit import make_trainer
-from mtrain.training.loop import Trainer
+from mtrain.training.loop import train_step
+from mtrain.training.trainer import Trainer
 
 
 def open_trainer(job: TrainingJob) -> Trainer:
     """A trainer of the prepared run, ready for its first step."""
     trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device)
-    if trainer.device.type == "cuda":  # as `fit` does; compilation takes longer than the warm-up
+    if trainer.ranks.device.type == "cuda":  # as `fit` does; compilation takes longer than the warm-up
         for batch in largest_batches(trainer.loader, trainer.planner.open(0)):
             trainer.learner.dry_run(batch)
     return trainer
@@ -25,7 +26,7 @@ def measure(job: TrainingJob) -> dict[str, Any]:
     trainer = open_trainer(job)
     meter = Meter(job.device, job.warmup, job.seconds)
     for step in trainer.steps():
-        trainer.train_step(step)
+        train_step(trainer, step)
         if meter.step(step.tokens, sum(batch.labels.numel() for batch in step.batches)):
             break
     return meter.result()

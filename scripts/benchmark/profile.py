@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmark.job import TrainingJob, answer_with
 from benchmark.meter import synchronize
 from benchmark.mtrain_training import open_trainer
+from mtrain.training.loop import train_step
 
 WARM_STEPS, STEPS = 3, 6
 # The first pattern that matches decides. Only attention multiplies batches of matrices.
@@ -45,13 +46,13 @@ def run(job: TrainingJob) -> dict[str, Any]:
     trainer = open_trainer(job)
     steps = trainer.steps()
     for _ in range(WARM_STEPS):
-        trainer.train_step(next(steps))
+        train_step(trainer, next(steps))
 
     def train() -> None:
         for _ in range(STEPS):
-            trainer.train_step(next(steps))
+            train_step(trainer, next(steps))
 
-    return summarize(*record(train, trainer.device), trainer.device, STEPS)
+    return summarize(*record(train, trainer.ranks.device), trainer.ranks.device, STEPS)
 
 
 def record(work: Callable[[], object], device: torch.device) -> tuple[profile, float]:

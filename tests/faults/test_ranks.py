@@ -18,7 +18,7 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
 from mtrain.kernels.undocumented import documented_only
-from mtrain.training import loop
+from mtrain.training import loop, trainer
 from mtrain.training.fit import make_trainer
 from mtrain.training.setup.micro_batch import read_limit
 from mtrain.training.step import arithmetic
@@ -122,7 +122,7 @@ def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole
 
 
 def test_14_a_rank_that_is_killed_before_the_first_step_is_named(run, tmp_path, monkeypatch):
-    real = loop.build_model
+    real = trainer.build_model
 
     def make_model(*arguments):
         if os.environ["RANK"] == "1":
@@ -130,7 +130,7 @@ def test_14_a_rank_that_is_killed_before_the_first_step_is_named(run, tmp_path, 
         return real(*arguments)
 
     monkeypatch.setattr(store, "GRACE", 2.0)
-    monkeypatch.setattr(loop, "build_model", make_model)
+    monkeypatch.setattr(trainer, "build_model", make_model)
     assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [7, -signal.SIGKILL]
     assert "error: rank 1 on " in read_logs(tmp_path)[0]
 
@@ -141,7 +141,7 @@ def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(
     whole, run, tmp_path, monkeypatch, last
 ):
     monkeypatch.setattr(store, "GRACE", 2.0)
-    real = loop.Trainer.train_step
+    real = loop.train_step
 
     def train_step(self, step):
         metrics = real(self, step)
@@ -150,7 +150,7 @@ def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(
         return metrics
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "train_step", train_step)
+        patch.setattr(loop, "train_step", train_step)
         assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [7, -signal.SIGKILL]
     assert last_checkpoint(run).name == f"step-{last:08d}"
     assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [0, 0], read_logs(tmp_path)
@@ -199,14 +199,14 @@ def test_14_a_rank_that_opens_a_window_late_is_waited_for(tmp_path, monkeypatch)
 )
 def test_11_a_checkpoint_resumes_on_any_number_of_ranks(whole, tmp_path, monkeypatch, count, sizes):
     """Exactly on the same number; otherwise with a warning, and without repeating or losing a pair."""
-    real = loop.Trainer.train_step
+    real = loop.train_step
 
     def train_step(self, step):
         with (self.run_dir / f"rows-{self.ranks.rank}").open("a") as file:
             file.writelines(f"{step.epoch} {row}\n" for batch in step.batches for row in batch.rows)
         return real(self, step)
 
-    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     if count != 2:
         whole = tmp_path / "whole"
         assert exit_codes(run_ranks(count, fit(whole), tmp_path)) == [0] * count
@@ -320,11 +320,11 @@ def test_all_ranks_validate_the_averaged_weights(run, tmp_path):
 def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(run, tmp_path, monkeypatch):
     real, calls = Validator.share, []
 
-    def share(self, model, rank, size):
+    def share(self, model):
         calls.append(1)
-        if rank == 1 and len(calls) == 1:
+        if self.ranks.rank == 1 and len(calls) == 1:
             raise MemoryError
-        return real(self, model, rank, size)
+        return real(self, model)
 
     monkeypatch.setattr(Validator, "share", share)
     train = fit(run, 5, "--set", "training.validate_every=2")
@@ -337,10 +337,10 @@ def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(
 def test_30_a_rank_that_is_killed_during_a_validation_is_not_a_failed_validation(run, tmp_path, monkeypatch):
     real = Validator.share
 
-    def share(self, *arguments):
+    def share(self, model):
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, *arguments)
+        return real(self, model)
 
     monkeypatch.setattr(Validator, "share", share)
     train = fit(run, 5, "--set", "training.validate_every=2")

@@ -104,7 +104,7 @@ def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, set_threads, a
 def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypatch):
     """`scripts/torture.sh` sends the real signal."""
     taken: dict[int, tuple] = {}  # the rows of each step, by micro-batch, and the position after it
-    real, kills = loop.Trainer.train_step, iter((2, 6, 11, 15))
+    real, kills = loop.train_step, iter((2, 6, 11, 15))
     dies = 0
 
     def train_step(self, step):
@@ -115,7 +115,7 @@ def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypat
             raise Killed
         return sums
 
-    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     recipe = {"max_steps": 16, "batch_tokens": 128, "micro_batch_tokens": 64, "log_every": 1}
     recipe |= {"checkpoint_every": 3, "keep_checkpoints": 9, "validate_every": 8}
     keys = {"model": {"dropout": 0.3}, "training": recipe}
@@ -128,7 +128,7 @@ def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypat
     assert losses(parts) == losses(whole) and same_weights(whole, parts)
     assert any(len(rows) > 1 for rows, _ in taken.values())  # accumulation
     saved = [open_checkpoint(folder).state for folder in checkpoint_folders(parts)]
-    assert sum(state.next_batch > 0 for state in saved) > 1  # in the middle of an epoch
+    assert sum(state.position.step > 0 for state in saved) > 1  # in the middle of an epoch
 
 
 def test_08_a_checkpoint_with_the_earlier_order_of_batches_restarts_its_epoch(
@@ -142,13 +142,13 @@ def test_08_a_checkpoint_with_the_earlier_order_of_batches_restarts_its_epoch(
     del state["batch_order"]  # as an earlier version wrote it
     (folder / "state.json").write_text(json.dumps(state))
     write_manifest(folder)
-    epochs, real = Counter(), loop.Trainer.train_step
+    epochs, real = Counter(), loop.train_step
 
     def train_step(self, step):
         epochs.update((step.epoch, row) for batch in step.batches for row in batch.rows)
         return real(self, step)
 
-    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     run = fit_on_cpu(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 2}))
     assert epochs == Counter((epoch, row) for epoch in (1, 2) for row in range(8))
     assert "the order of batches has changed (another version of mtrain" in caplog.text
@@ -169,7 +169,7 @@ def test_08_sampled_segmentations_of_an_earlier_version_restart_the_epoch(make_c
     later = {**recipe, "max_steps": 2}
     run = fit_on_cpu(make_config(training=later, data=sampling))
     assert "the order of batches has changed" in caplog.text
-    assert open_checkpoint(last_checkpoint(run)).state.next_batch == 1
+    assert open_checkpoint(last_checkpoint(run)).state.position.step == 1
 
 
 def remove_part(folder: Path, part: str) -> None:
@@ -318,13 +318,13 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
 def test_11_a_changed_number_of_threads_is_logged_and_every_pair_still_occurs_once(
     make_config, monkeypatch, set_threads, caplog
 ):
-    rows, real = {}, loop.Trainer.train_step
+    rows, real = {}, loop.train_step
 
     def train_step(self, step):
         rows[self.state.step + 1] = step.epoch, [row for batch in step.batches for row in batch.rows]
         return real(self, step)
 
-    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     fit_on_cpu(make_config(training={"max_steps": 3}))
     set_threads(2)
     fit_on_cpu(make_config(training={"max_steps": 12}))

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.checkpoint import checkpoint
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.checkpoint.state import TrainState
 from mtrain.cli import main
 from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
+from mtrain.training.loop import train_step
 from mtrain.training.records.progress import Progress
 from mtrain.training.setup.run_folder import locked_run_folder
 from mtrain.training.validation.translation import Validator
@@ -40,11 +41,11 @@ def killed_saves(make_config):
         trainer = make_trainer(make_config(training=recipe), device="cpu")
         steps, run = trainer.steps(), trainer.run_dir
         for copy in (run.with_name("old"), run.with_name("new")):
-            trainer.train_step(next(steps))
-            trainer.train_step(next(steps))
+            train_step(trainer, next(steps))
+            train_step(trainer, next(steps))
             trainer.state.best_step = trainer.state.step
-            trainer.leader.save(last=True)
-            trainer.leader.validate()  # publishes the weights
+            trainer.saver.save(last=True)
+            trainer.selection.validate(saved=True)  # publishes the weights
             shutil.copytree(run, copy)
         folders = [*checkpoint_folders(run.with_name("old")), checkpoint_folders(run)[-1]]
         expected = {folder.name: contents_of(folder) for folder in folders}
@@ -63,8 +64,8 @@ def killed_saves(make_config):
             done, trainer.saver.saved_step = 0, -1
             try:
                 with on_file_operation(kill):
-                    trainer.leader.save(last=True)
-                    trainer.leader.validate()
+                    trainer.saver.save(last=True)
+                    trainer.selection.validate(saved=True)
             except Killed:
                 yield run, expected
             else:
@@ -235,20 +236,20 @@ def test_03_one_failed_write_is_repeated_in_a_new_folder(make_config, failing, c
 
 
 def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_path, caplog):
-    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32")
-    progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
+    progress = Progress(tmp_path, TrainState(), 10, "fp32")
+    progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     (tmp_path / "metrics.jsonl").mkdir()
     progress.log_step(1, 0.1)
     assert "metrics.jsonl: cannot write: Is a directory; trying again" in caplog.text
     (tmp_path / "metrics.jsonl").rmdir()
-    progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
+    progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     progress.log_step(1, 0.2)
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2]
 
 
 def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_end(tmp_path, caplog):
-    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32")
-    progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
+    progress = Progress(tmp_path, TrainState(), 10, "fp32")
+    progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     (tmp_path / "metrics.jsonl").mkdir()
     progress.log_step(1, 0.1)
     progress.close()
@@ -260,18 +261,11 @@ def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_en
 
 def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):
     def write() -> None:
-        progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32")
+        progress = Progress(tmp_path, TrainState(), 10, "fp32")
         for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
             size = progress.file.stat().st_size if progress.file.exists() else 0
             resource.setrlimit(resource.RLIMIT_FSIZE, (room or size + 20, resource.RLIM_INFINITY))
-            progress.state.window = {
-                "loss": 1.0,
-                "nll": 1.0,
-                "tokens": 1.0,
-                "seconds": 1.0,
-                "norm": 1.0,
-                "steps": 1,
-            }
+            progress.sums = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0, "steps": 1}
             progress.log_step(1, rate)
 
     assert run_in_child(write) == 0
@@ -280,7 +274,7 @@ def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_pa
 
 def test_03_an_incomplete_last_line_of_metrics_is_removed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32").remove_later_records()
+    Progress(tmp_path, TrainState(step=2), 10, "fp32").remove_later_records()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 

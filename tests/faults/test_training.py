@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from mtrain.checkpoint import checkpoint
+from mtrain.checkpoint.state import TrainState
 from mtrain.device import step_unless
 from mtrain.errors import DivergedError
 from mtrain.training.records.progress import SPIKE_WINDOW, Progress
@@ -170,7 +171,7 @@ def test_16_weights_that_a_failed_update_may_have_changed_are_not_saved(make_con
 
 
 def test_a_spike_of_the_nll_is_logged_with_its_pairs(tmp_path, caplog):
-    progress = Progress(tmp_path, checkpoint.TrainState(), 200, "fp32")
+    progress = Progress(tmp_path, TrainState(), 200, "fp32")
 
     def add(nll: float, rows: list[int], r_drop: float = 0.0) -> None:
         progress.state.step += 1

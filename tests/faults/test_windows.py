@@ -54,7 +54,7 @@ def test_a_run_interrupted_in_any_window_takes_the_same_steps(small):
     windows = set()
     for stop in (1, 6, 13):
         parts = fit_on_cpu(small("parts", training={**recipe, "max_steps": stop}, subword_sampling=sampling))
-        windows.add(state_of(parts).epoch_window)
+        windows.add(state_of(parts).position.window)
     assert len(windows) > 2
     resumed = fit_on_cpu(small("parts", training=recipe, subword_sampling=sampling))
     assert losses(resumed) == losses(whole) and same_weights(whole, resumed)
@@ -62,17 +62,17 @@ def test_a_run_interrupted_in_any_window_takes_the_same_steps(small):
 
 def test_max_epochs_ends_with_the_last_window(small, monkeypatch, caplog):
     caplog.set_level("INFO", "mtrain")
-    epochs, real = Counter(), loop.Trainer.train_step
+    epochs, real = Counter(), loop.train_step
 
     def train_step(self, step):
         epochs.update((step.epoch, place) for place in step.locate())
         return real(self, step)
 
-    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     run = fit_on_cpu(small(training={"max_steps": None, "max_epochs": 2, "schedule": "cosine"}))
     assert len(epochs) == 2 * 64 and set(epochs.values()) == {1}
     state = state_of(run)
-    assert (state.epoch, state.epoch_window, state.next_batch) == (2, 0, 0)
+    assert state.position[:3] == (2, 0, 0)
     assert "steps in 5 windows; padding" in caplog.text and "planned: about " in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_a_signal_right_after_resuming_says_that_the_state_is_saved(small, monke
     trainer = make_trainer(small("run", training={"max_steps": 6}), device="cpu")
     monkeypatch.setattr(WindowedCorpus, "open", slow)
     with pytest.raises(Interrupted, match="stopped by SIGTERM; saved at step 3; run it again to resume"):
-        trainer.run(stop)
+        loop.train(trainer, stop)
     assert (checkpoint / "state.json").stat().st_mtime_ns == before
 
 
@@ -201,19 +201,19 @@ def test_an_epoch_without_pairs_is_an_error(small, tmp_path):
 def test_other_windows_restart_the_epoch(small, monkeypatch, caplog):
     later = 24
     before = state_of(fit_on_cpu(small(training={"max_steps": 9})))
-    assert (before.epoch, before.epoch_window > 0) == (0, True)
-    first, real = [], loop.Trainer.train_step
+    assert (before.epoch, before.position.window > 0) == (0, True)
+    first, real = [], loop.train_step
 
     def train_step(self, step):
         first.append(step.epoch)
         return real(self, step)
 
-    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    monkeypatch.setattr(loop, "train_step", train_step)
     run = fit_on_cpu(small(window_pairs=later, training={"max_steps": None, "max_epochs": 1}))
     assert (
         caplog.text.count("the windows of an epoch have changed (data.window_pairs); restarting epoch 1") == 1
     )
-    assert (state_of(run).epoch, state_of(run).next_batch) == (1, 0) and len(first) > before.step
+    assert (state_of(run).epoch, state_of(run).position.step) == (1, 0) and len(first) > before.step
     caplog.clear()
     fit_on_cpu(small(window_pairs=later, training={"max_steps": None, "max_epochs": 2}))
     assert "the windows of an epoch have changed" not in caplog.text
@@ -268,7 +268,7 @@ def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_name
     small, tmp_path, monkeypatch, content
 ):
     """Ids that are not in the vocabulary would be an IndexError; others are found in the next epoch."""
-    real, file = loop.Trainer.train_step, shard_file(tmp_path / "run/data", 2)
+    real, file = loop.train_step, shard_file(tmp_path / "run/data", 2)
 
     def overwrite(self, step):
         if self.state.step == 1:
@@ -279,7 +279,7 @@ def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_name
                 stream.write(new)
         return real(self, step)
 
-    monkeypatch.setattr(loop.Trainer, "train_step", overwrite)
+    monkeypatch.setattr(loop, "train_step", overwrite)
     with pytest.raises(DataError, match=f"{file}: damaged .*; run again to encode this shard again"):
         fit_on_cpu(small(window_pairs=64, training={"max_steps": 60}))
     fit_on_cpu(small(window_pairs=64, training={"max_steps": 60}))

@@ -4,10 +4,11 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from mtrain.checkpoint.checkpoint import TrainState, evaluation_weights, rename_superseded, verify_checkpoint
+from mtrain.checkpoint.checkpoint import evaluation_weights, rename_superseded, verify_checkpoint
 from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import folder_config, save_model_folder
 from mtrain.checkpoint.model_info import Origin, name_of, new_info, read_info, write_info
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, MtrainError

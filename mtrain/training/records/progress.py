@@ -12,12 +12,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from mtrain.checkpoint.checkpoint import TrainState
-from mtrain.data.epochs.planner import Window
+from mtrain.checkpoint.state import TrainState
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError, StorageError
-from mtrain.interop.formats import describe_exports
-from mtrain.model.build import AnyModel
 from mtrain.progress_bar import Bar
 from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
@@ -41,7 +38,7 @@ class Progress:
     """Collects the metrics of steps, and logs them. They are read one step late, so that the device need not
     wait for the host.
 
-    The sums since the last line of metrics.jsonl are in `state.window`, so that a resumed run continues them.
+    A resumed run continues the sums since the last line of metrics.jsonl; see `counters`.
     """
 
     def __init__(
@@ -54,13 +51,16 @@ class Progress:
         classifies: bool = False,
     ):
         """Of several ranks, only the first writes and shows progress. The loss is that of target tokens or,
-        of a model that `classifies`, of pairs."""
-        self.unit, self.speed_unit = (
-            ("nats/pair", "pairs/s") if classifies else ("nats/token", "target tokens/s")
-        )
+        of a model that `classifies`, of pairs. The `state` does not change."""
+        self.unit = "nats/pair" if classifies else "nats/token"
+        self.speed_unit = "pairs/s" if classifies else "target tokens/s"
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
-        self.run_dir, self.file, self.state = run_dir, run_dir / "metrics.jsonl", state
+        self.run_dir, self.state = run_dir, state
+        self.file = run_dir / "metrics.jsonl"
+        self.sums = dict(state.metric_sums)  # since the last line of metrics.jsonl
+        self.skipped_steps = state.skipped_steps
+        self.skipped_in_a_row = state.skipped_in_a_row
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
@@ -107,13 +107,22 @@ class Progress:
         the step come from, as `file:line`."""
         self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, locate))
         self.read_pending(keep=1)
-        self.update_time(stepping=True)
         self.bar.update()
 
     def add_waiting(self, seconds: float) -> None:
         """Add the time that the next step has waited for its data."""
-        window = self.state.window
-        window["data_seconds"] = window.get("data_seconds", 0.0) + seconds
+        self._add("data_seconds", seconds)
+
+    def _add(self, name: str, value: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def counters(self) -> dict[str, Any]:
+        """The fields of `TrainState` that this object keeps, as of the last step whose metrics were read."""
+        return {
+            "metric_sums": dict(self.sums),
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
 
     def read_pending(self, keep: int = 0) -> None:
         """Read the metrics of all but the newest `keep` steps.
@@ -123,19 +132,18 @@ class Progress:
         while len(self.pending) > keep:
             values, tokens, locate = self.pending.popleft()
             loss, nll, norm, skipped = values()
-            state, window = self.state, self.state.window
-            for key, value in (("loss", loss), ("nll", nll), ("tokens", tokens), ("steps", 1)):
-                window[key] = window.get(key, 0.0) + value
-            window["norm"] = norm
-            state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
+            for name, value in (("loss", loss), ("nll", nll), ("tokens", tokens), ("steps", 1)):
+                self._add(name, value)
+            self.sums["norm"] = norm
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
-                self._watch_for_spikes(nll / tokens, state.step - len(self.pending), locate)
+                self._watch_for_spikes(nll / tokens, self.state.step - len(self.pending), locate)
             else:
-                state.skipped_steps += 1
+                self.skipped_steps += 1
                 level = logging.WARNING if self.is_first else logging.DEBUG
                 message = "step skipped: the loss or gradient is not finite (%d so far)"
-                log.log(level, message, state.skipped_steps)
-            if state.skipped_in_a_row >= self.max_nonfinite_steps:
+                log.log(level, message, self.skipped_steps)
+            if self.skipped_in_a_row >= self.max_nonfinite_steps:
                 raise DivergedError(
                     f"diverged: {self.max_nonfinite_steps} steps in a row had a non-finite loss or gradient; "
                     "start another run (--run-dir) with a lower training.learning_rate or more "
@@ -158,31 +166,31 @@ class Progress:
         """Log the means since the last line of metrics.jsonl, and the gradient norm of the last step. `stage`
         is the number of the stage of training, if there are stages."""
         self.read_pending()
-        state, window = self.state, self.state.window
-        loss, speed = window["loss"] / window["tokens"], window["tokens"] / window["seconds"]
+        sums = self.sums
+        loss = sums["loss"] / sums["tokens"]
+        speed = sums["tokens"] / sums["seconds"]
         self._write(
             epoch=epoch,
             **({} if stage is None else {"stage": stage}),
             loss=loss,
-            nll=window["nll"] / window["tokens"],
+            nll=sums["nll"] / sums["tokens"],
             learning_rate=rate,
-            grad_norm=window["norm"],
-            target_tokens=state.target_tokens_seen,
+            grad_norm=sums["norm"],
+            target_tokens=self.state.target_tokens_seen,
             target_tokens_per_second=speed,
-            data_seconds=window.get("data_seconds", 0.0) / window["steps"],
-            skipped_steps=state.skipped_steps,
+            data_seconds=sums.get("data_seconds", 0.0) / sums["steps"],
+            skipped_steps=self.skipped_steps,
         )
-        state.window = {}
+        self.sums = {}
         rates = [f"lr {rate:.2g}", f"{speed:,.0f} {self.speed_unit}"]
         stages = [] if stage is None else [f"stage {stage}"]
         self.bar.details = [*stages, f"loss {loss:.3f}", *self._score, *rates]
         if self.bar.disable:
             details = ", ".join([f"loss {loss:.3f} {self.unit}", *rates])
-            log.info("step %d, %s: %s", state.step, ", ".join([*stages, f"epoch {epoch}"]), details)
+            log.info("step %d, %s: %s", self.state.step, ", ".join([*stages, f"epoch {epoch}"]), details)
 
     def log_validation(self, scores: Scores | ClassifierScores, best: bool) -> None:
         """Log the scores of a validation."""
-        self.update_time()
         self._write(validation=scores.record())
         self._score = [scores.headline()]
         first, *more = scores.describe()
@@ -190,14 +198,15 @@ class Progress:
         for line in more:
             log.info("%s", line)
 
-    def update_time(self, stepping: bool = False) -> None:
-        """Add the time since the last call to that of the run and, if `stepping`, to that of the steps since
-        the last line of metrics.jsonl."""
+    def elapsed(self, stepping: bool = False) -> float:
+        """The seconds since the last call, or since `start`. If `stepping`, they count for the speed of the
+        steps since the last line of metrics.jsonl."""
         now = time.perf_counter()
-        self.state.seconds += now - self.clock
-        if stepping:
-            self.state.window["seconds"] = self.state.window.get("seconds", 0.0) + now - self.clock
+        seconds = now - self.clock
         self.clock = now
+        if stepping:
+            self._add("seconds", seconds)
+        return seconds
 
     def _write(self, **record: Any) -> None:
         if not self.is_first:
@@ -222,34 +231,3 @@ class Progress:
             log.warning("%s: cannot write: %s; %s", self.file, error.strerror, consequence)
         else:
             self.unwritten.clear()
-
-
-def log_setup(
-    model: AnyModel,
-    arithmetic: str,
-    window: Window,
-    windows: int,
-    total_steps: int | None,
-    max_steps: int | None,
-    stages: int,
-) -> None:
-    """Log what is trained, and how long. `window` is the first of the `windows` of an epoch. `stages` is the
-    number of stages of training, or 0."""
-    parameters = sum(p.numel() for p in model.parameters())
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    log.info("device: %s", arithmetic)
-    sizes = (parameters / 1e6, frozen / 1e6, model.config.target_vocab_size)
-    log.info("model: %.2f million parameters (%.2f frozen), vocabulary size %d", *sizes)
-    if not model.config.is_classifier:
-        log.info("exports: %s", describe_exports(model.config))
-    steps = f"{window.steps_in_epoch} steps"
-    if windows > 1:
-        steps = f"about {steps} in {windows} windows"
-    padding = (100 * share for share in window.plan.padding)
-    log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
-    if total_steps is not None:
-        is_estimate = (windows > 1 or stages > 1) and total_steps != max_steps
-        planned = f"{'about ' * is_estimate}{total_steps} steps"
-        if stages <= 1:  # their epochs differ
-            planned += f", {total_steps / window.steps_in_epoch:.1f} epochs"
-        log.info("planned: %s", planned)

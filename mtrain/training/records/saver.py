@@ -2,15 +2,17 @@
 
 import logging
 import math
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mtrain.checkpoint.checkpoint import CheckpointTensors, TrainState, collect_tensors, save_checkpoint
-from mtrain.config.training import TrainingConfig
+from mtrain.checkpoint.checkpoint import CheckpointTensors, collect_tensors, save_checkpoint
+from mtrain.checkpoint.state import TrainState
+from mtrain.config.schema import Config
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
 from mtrain.training.records.progress import Progress
+from mtrain.training.step.arithmetic import describe_arithmetic
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learner import Learner
 
@@ -19,35 +21,47 @@ log = logging.getLogger(__name__)
 MAX_FAILED_SAVES = 3  # in a row, each tried twice; training then stops, because more work would be lost
 
 
+@dataclass
 class Saver:
     """Saves the checkpoints of a run."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        recipe: TrainingConfig,
-        state: TrainState,
-        learner: Learner,
-        average: WeightAverage,
-        progress: Progress,
-        describe: Callable[[], str],
-    ):
-        """`describe` returns what determines the exact results of a step; see `TrainState.arithmetic`."""
-        self.run_dir, self.recipe, self.state, self.learner = run_dir, recipe, state, learner
-        self.average, self.progress, self._describe = average, progress, describe
-        self.saved_step: int | None = None  # of the last checkpoint that was written
-        self.failures = 0  # in a row
-        self._tensors: CheckpointTensors | None = None  # to save
+    config: Config
+    state: TrainState
+    learner: Learner
+    average: WeightAverage
+    progress: Progress
+    ranks: Ranks
+    saved_step: int | None = None  # of the last checkpoint that was written
+    failures: int = 0  # in a row
 
     @property
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of the current step."""
         return self.saved_step == self.state.step
 
-    def can_save_alone(self, ranks: Ranks) -> bool:
-        """Whether there are steps to save, and this process can save them without the other `ranks`. A
-        warning says why not."""
-        if not ranks.is_first or not self.state.step or self.is_saved:
+    def save(self, last: bool, alone: bool = False) -> None:
+        """Save a checkpoint. All ranks call this together, and rank 0 writes; if one of them is lost, rank 0
+        calls it `alone`. A failed save is repeated at once, then at the next checkpoint.
+
+        Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
+        """
+        ranks = Ranks(self.ranks.device) if alone else self.ranks
+        self.progress.read_pending()
+        learner = self.learner
+        with ranks.watched():
+            if self.state.validation_due:
+                self.average.average_checkpoints(Path(self.config.run_dir), ranks)
+            averaged = self.average.weights
+            tensors = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
+        ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
+        if ranks.is_first:
+            self._write(tensors, last)
+        self.saved_step = ranks.broadcast(self.saved_step)
+
+    def can_save_alone(self) -> bool:
+        """Whether there are steps to save, and this process can save them without the other ranks. A warning
+        says why not."""
+        if not self.ranks.is_first or not self.state.step or self.is_saved:
             return False
         if self.learner.shares_weights:
             log.warning("cannot save: the other ranks have parts of the weights")
@@ -57,31 +71,16 @@ class Saver:
             return False
         return True
 
-    def complete_state(self, ranks: Ranks) -> None:
-        """Bring the state and the average of the weights up to date, and collect the tensors to save. All
-        `ranks` do this before a save."""
-        self.progress.read_pending()
-        with ranks.watched():
-            if self.state.validation_due:
-                self.average.average_checkpoints(self.run_dir, ranks)
-            tensors = self.learner.model, self.learner.optimizer, self.average.weights
-            collected = collect_tensors(*tensors, ranks.is_first)
-        self._tensors = collected if ranks.is_first else None  # the others save nothing
-        state, limit = self.state, self.learner.max_micro_batch_positions
-        state.loss_scale, state.arithmetic = self.learner.loss_scaler.state(), self._describe()
-        state.max_micro_batch_positions = None if limit == math.inf else limit
-
-    def save(self, last: bool) -> None:
-        """Save a checkpoint. A failed save is repeated at once, then at the next checkpoint.
-
-        Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
-        """
+    def _write(self, tensors: CheckpointTensors, last: bool) -> None:
+        run_dir, device = Path(self.config.run_dir), self.ranks.device
+        kept, every = self.config.training.keep_checkpoints, self.config.training.checkpoint_every
+        state = self._complete_state()
         try:
             try:
-                self._write_checkpoint()
+                save_checkpoint(run_dir, tensors, device, state, kept, every)
             except StorageError as error:
                 log.warning("%s; trying again", error)
-                self._write_checkpoint()
+                save_checkpoint(run_dir, tensors, device, state, kept, every)
         except StorageError as error:
             self.failures += 1
             if last or self.failures == MAX_FAILED_SAVES:
@@ -89,11 +88,15 @@ class Saver:
             log.warning("%s; training continues and saves at the next checkpoint", error)
         else:
             self.failures = 0
-            self.saved_step = self.state.step
-        finally:
-            self._tensors = None
+            self.saved_step = state.step
 
-    def _write_checkpoint(self) -> None:
-        kept = (self.recipe.keep_checkpoints, self.recipe.checkpoint_every)
-        assert self._tensors is not None
-        save_checkpoint(self.run_dir, self._tensors, self.learner.device, self.state, *kept)
+    def _complete_state(self) -> TrainState:
+        """The state with what other objects keep during training."""
+        limit = self.learner.max_micro_batch_positions
+        return replace(
+            self.state,
+            loss_scale=self.learner.loss_scaler.state(),
+            max_micro_batch_positions=None if limit == math.inf else limit,
+            arithmetic=describe_arithmetic(self.learner, self.ranks, self.state.micro_batch_tokens),
+            **self.progress.counters(),
+        )

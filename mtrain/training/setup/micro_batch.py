@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.windows import WindowedCorpus
@@ -193,5 +193,4 @@ def agree_on_micro_batches(
         limit = math.inf
     written = ranks.broadcast(read_limit(Path(config.run_dir), tokens))
     learner.max_micro_batch_positions = min(limit, written)
-    state.micro_batch_tokens = tokens
     return tokens

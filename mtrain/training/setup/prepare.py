@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from mtrain.checkpoint.checkpoint import Checkpoint, TrainState
+from mtrain.checkpoint.checkpoint import Checkpoint
 from mtrain.checkpoint.model_folder import Loaded
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
@@ -49,7 +49,7 @@ class PreparedRun(NamedTuple):
 
     def describe(self) -> Json:
         """What `open_prepared_run` needs to open the run in another process."""
-        checkpoint = self.checkpoint and [str(self.checkpoint.folder), asdict(self.checkpoint.state)]
+        checkpoint = self.checkpoint and [str(self.checkpoint.folder), self.checkpoint.state.to_json()]
         return {"config": self.config.model_dump(mode="json"), "checkpoint": checkpoint}
 
 
@@ -68,9 +68,8 @@ def open_prepared_run(description: Json) -> PreparedRun:
     if description["checkpoint"] is None:
         return PreparedRun(config, tokenizer, data)
     path, values = description["checkpoint"]
-    state = TrainState()
-    state.adopt(values)
-    return PreparedRun(config, tokenizer, data, Checkpoint(Path(path), state))
+    checkpoint = Checkpoint(Path(path), TrainState.from_json(values))
+    return PreparedRun(config, tokenizer, data, checkpoint)
 
 
 def prepare_only(config: Config, workers: int | None = None) -> Path:
@@ -158,18 +157,19 @@ def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: Prepared
             )
         state.batch_order = order
         _restart_epoch(state)
-    if state.window_layout != data.train.layout(state.stage_starts):
+    if state.window_layout != data.train.layout(state.position.starts):
         if _is_in_epoch(state):
             message = "data: the windows of an epoch have changed (data.window_pairs); restarting epoch %d"
             log.warning(message, state.epoch + 1)
-        state.window_layout = data.train.layout(state.stage_starts)
+        state.window_layout = data.train.layout(state.position.starts)
         _restart_epoch(state)
 
 
 def _is_in_epoch(state: TrainState) -> bool:
     """Whether a part of the current epoch has been trained on."""
-    return bool(state.epoch_window or state.next_batch)
+    return bool(state.position.window or state.position.step)
 
 
 def _restart_epoch(state: TrainState) -> None:
-    state.epoch_window, state.next_batch, state.steps_in_first_epoch = 0, 0, None
+    state.position = state.position._replace(window=0, step=0)
+    state.steps_in_first_epoch = None

@@ -71,7 +71,7 @@ def open_run(
     if chosen is None:
         write_config(config)  # now, because it marks the folder as a run folder
     elif saved is not None:
-        _check_changes(config, saved, len(chosen.state.stage_starts), allow_data_change)
+        _check_changes(config, saved, len(chosen.state.position.starts), allow_data_change)
     return chosen
 
 

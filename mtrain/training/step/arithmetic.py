@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.training import TrainingConfig
 from mtrain.device import describe_numerics, resolve_precision, should_compile
 from mtrain.distributed.ranks import Ranks
@@ -14,14 +14,14 @@ from mtrain.training.step.learner import Learner
 log = logging.getLogger(__name__)
 
 
-def describe_computation(recipe: TrainingConfig, device: torch.device) -> dict[str, str]:
+def describe_computation(config: TrainingConfig, device: torch.device) -> dict[str, str]:
     """The settings that each rank resolves on its own, and that must agree for gradients to be added up."""
-    compiled = should_compile(device, recipe.compile)
-    precision = resolve_precision(device, recipe.precision)
+    compiled = should_compile(device, config.compile)
+    precision = resolve_precision(device, config.precision)
     return {"the precision": precision, "compilation": "on" if compiled else "off"}
 
 
-def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int) -> str:
+def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int | None) -> str:
     """Describe everything that determines the exact results of a step and is not in a checkpoint."""
     workers = len(learner.replicas)
     machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)

@@ -27,9 +27,10 @@ class WeightAverage:
     `weights` has the averaged weights by name. It is empty if there is no average at the current step.
     """
 
-    def __init__(self, model: AnyModel, recipe: TrainingConfig):
-        self.model, self.decay, self.count = model, recipe.ema_decay, recipe.average_checkpoints
-        self.checkpoint_every = recipe.checkpoint_every
+    def __init__(self, model: AnyModel, config: TrainingConfig):
+        self.model = model
+        self.decay, self.count = config.ema_decay, config.average_checkpoints
+        self.checkpoint_every = config.checkpoint_every
         self.weights: dict[str, Tensor] = {}
         self._verified: set[Path] = set()  # checkpoints, so that each is hashed only once
         if self.decay is not None:

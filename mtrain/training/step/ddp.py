@@ -1,53 +1,19 @@
 """Data-parallel training: each rank computes the gradients of a part of each step, and they are added up."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import DistributedError
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
-from mtrain.training.step.learner import Learner, make_learner
-
-BYTES_OF_COPY = 16  # of each parameter in fp32: weight, gradient, and AdamW's two moments
-BYTES_OF_AVERAGE = 4  # of each parameter, with `training.ema_decay`
-SHARE_OF_COPY = 0.6  # of a GPU's memory; the rest is for activations and validation
-
-
-class SynchronizationMemoryError(DistributedError, exit_code=8):
-    """Memory ran out while the ranks communicated, so that they cannot try again together."""
-
-    def __init__(self) -> None:
-        super().__init__("out of memory; run the same command again to resume with smaller micro-batches")
-
-
-def make_learner_of_rank(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> Learner:
-    """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
-    if ranks.size == 1:
-        return make_learner(model, config)
-    if not shards_weights(model, config, ranks):
-        return ParallelLearner(model, config, ranks)
-    from mtrain.training.step.fsdp import ShardedLearner  # takes a second to import
-
-    return ShardedLearner(model, config, ranks)
-
-
-def shards_weights(model: nn.Module, config: TrainingConfig, ranks: Ranks) -> bool:
-    """Whether the ranks share the weights: as configured, or if weights, gradients, moments and the moving
-    average do not fit in SHARE_OF_COPY of a GPU's memory."""
-    if config.parallel != "auto" or ranks.device.type != "cuda":
-        return config.parallel == "fsdp"
-    memory = torch.cuda.get_device_properties(ranks.device).total_memory
-    each = BYTES_OF_COPY + (0 if config.ema_decay is None else BYTES_OF_AVERAGE)
-    needed = sum(each * parameter.numel() for parameter in model.parameters())
-    return bool(ranks.all_reduce_max(needed > SHARE_OF_COPY * memory)[0])
+from mtrain.training.step.learner import BatchLoss, Learner, SynchronizationMemoryError
 
 
 class ParallelLearner(Learner):
@@ -124,17 +90,6 @@ class ParallelLearner(Learner):
             raise SynchronizationMemoryError from error
         complete()
         return sums
-
-
-class BatchLoss(nn.Module):
-    """The loss of a batch as a module that contains all uses of the parameters."""
-
-    def __init__(self, model: AnyModel, loss: Callable[[AnyModel, Batch], LossSums]):
-        super().__init__()
-        self.model, self._loss = model, loss
-
-    def forward(self, batch: Batch) -> LossSums:
-        return self._loss(self.model, batch)
 
 
 def _all_reduce_sum(ranks: Ranks, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]

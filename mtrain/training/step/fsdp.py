@@ -19,8 +19,7 @@ from mtrain.errors import UsageError
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
 from mtrain.model.transformer import DecoderLayer, EncoderLayer
-from mtrain.training.step.ddp import BatchLoss, SynchronizationMemoryError
-from mtrain.training.step.learner import Learner
+from mtrain.training.step.learner import BatchLoss, Learner, SynchronizationMemoryError
 
 
 class ShardedLearner(Learner):

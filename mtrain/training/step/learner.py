@@ -24,7 +24,7 @@ from mtrain.device import (
     thread_pool,
 )
 from mtrain.distributed.shards import own_part, whole
-from mtrain.errors import is_out_of_memory
+from mtrain.errors import DistributedError, is_out_of_memory
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums, r_drop_loss
@@ -34,6 +34,13 @@ from mtrain.training.step.optimizer import LossScaler, make_optimizer
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+
+class SynchronizationMemoryError(DistributedError, exit_code=8):
+    """Memory ran out while the ranks communicated, so that they cannot try again together."""
+
+    def __init__(self) -> None:
+        super().__init__("out of memory; run the same command again to resume with smaller micro-batches")
 
 
 class StepMetrics(NamedTuple):
@@ -142,7 +149,9 @@ class Learner:
         pairs = sum(len(batch.rows) for batch in batches)
         log.warning(
             "out of memory in %d micro-batches (%d pairs); limiting each to %d padded tokens",
-            *(len(batches), pairs, self.max_micro_batch_positions),
+            len(batches),
+            pairs,
+            self.max_micro_batch_positions,
         )
 
     def _release_memory(self) -> None:
@@ -211,6 +220,17 @@ class Learner:
         with preserved_random_states(self.device):
             self._accumulate_alone([batch] * len(self.replicas), max(1, batch.target_tokens))
         self.optimizer.zero_grad(set_to_none=True)
+
+
+class BatchLoss(nn.Module):
+    """The loss of a batch as a module that contains all uses of the parameters, which DDP and FSDP wrap."""
+
+    def __init__(self, model: AnyModel, loss: Callable[[AnyModel, Batch], LossSums]):
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, batch: Batch) -> LossSums:
+        return self._loss(self.model, batch)
 
 
 def make_learner(model: AnyModel, config: TrainingConfig) -> Learner:

@@ -2,11 +2,10 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mtrain.config.corruptions import Corruptions
@@ -16,7 +15,7 @@ from mtrain.data.rewriting.classifier_pairs import Corrupter, draw_others, pair_
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.classify import log_odds
 from mtrain.decoding.decode import NOT_FINITE
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import Ranks
 from mtrain.errors import ModelError
 from mtrain.evaluation.roc import roc_auc
 from mtrain.model.build import AnyModel, evaluating
@@ -52,21 +51,18 @@ class ClassifierValidator:
     """Scores pair classifiers on the validation set. Each pair is corrupted in all ways, always in the same
     manner. If there are several ranks, each has a share of the pairs."""
 
-    translations: Sequence[str] = ()  # of the validation set: a classifier has none
+    texts: Mapping[str, Sequence[str]] = {}  # what `record_translations` records: nothing
     leading_metric: str  # selects the best model
 
     def __init__(
-        self,
-        pairs: list[Pair],
-        config: Config,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        micro_batch_tokens: int,
-        ranks: Ranks,
+        self, pairs: list[Pair], config: Config, tokenizer: Tokenizer, micro_batch_tokens: int, ranks: Ranks
     ):
         assert config.data.corruptions is not None
-        self.sources, self.references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        self.device, self.ranks, self.precision = device, ranks, config.training.precision
+        self.sources = [pair.source for pair in pairs]
+        self.references = [pair.target for pair in pairs]
+        self.ranks = ranks
+        self.device = ranks.device
+        self.precision = config.training.precision
         self.leading_metric = config.training.best_metric
         self.trained = {kind for kind, share in config.data.corruptions if share}
         self._tokenizer = tokenizer
@@ -78,10 +74,8 @@ class ClassifierValidator:
     def _make_examples(self, max_length: int) -> list[list[int]]:
         """Make the examples of each kind. Returns all different sequences in them."""
         corrupter, eos = Corrupter(self._tokenizer, max_length), self._tokenizer.special.eos
-        source, target = (
-            self._tokenizer.encode_source(self.sources),
-            self._tokenizer.encode_target(self.references),
-        )
+        source = self._tokenizer.encode_source(self.sources)
+        target = self._tokenizer.encode_target(self.references)
         pairs = list(zip(source, target, strict=True))
         others = draw_others(np.array([len(ids) for ids in target], np.int32), (0,)).tolist()
         numbers: dict[tuple[int, ...], int] = {}
@@ -105,12 +99,20 @@ class ClassifierValidator:
         return sha256_of_json([self._sequences, sorted(self.trained)])
 
     def __call__(self, model: AnyModel) -> ClassifierScores:
-        """Score the model. The other ranks call `share` meanwhile."""
-        shares = self.ranks.divide(lambda rank, size: self.share(model, rank, size))
+        """Score the model. All ranks call this together and return the same. Raises MtrainError or
+        MemoryError on all of them if one fails."""
+        with self.ranks.agreed():
+            share = self.share(model)
+        shares = self.ranks.gather(share)
+        with self.ranks.agreed():
+            return self._scores(shares)
+
+    def _scores(self, shares: Sequence[Sequence[float]]) -> ClassifierScores:
+        """The scores, given the log-odds of all ranks."""
         odds = np.empty(len(self._sequences))
         for rank, share in enumerate(shares):
             rows = [row for batch in self._batches[rank :: len(shares)] for row in batch]
-            odds[rows] = share["log_odds"]
+            odds[rows] = share
         by_kind = {
             kind: roc_auc(*(odds[list(rows)] for rows in zip(*examples, strict=True)))
             for kind, examples in self._examples.items()
@@ -120,11 +122,11 @@ class ClassifierValidator:
         good, bad = (odds[sorted({pair[version] for pair in trained})] for version in (0, 1))
         return ClassifierScores(_nll(good, bad), roc_auc(good, bad), by_kind)
 
-    def share(self, model: AnyModel, rank: int, size: int) -> Json:
-        """The log-odds of the sequences of one rank of `size`. The model is in evaluation mode meanwhile.
+    def share(self, model: AnyModel) -> list[float]:
+        """The log-odds of the sequences of this rank. The model is in evaluation mode meanwhile.
         Raises ModelError if they are not finite."""
         assert isinstance(model, PairClassifier)
-        batches = self._batches[rank::size]
+        batches = self._batches[self.ranks.rank :: self.ranks.size]
         found: list[float] = []
         with evaluating(model), ProgressBar("validated", "pairs", sum(map(len, batches))) as progress:
             for rows in batches:
@@ -133,7 +135,7 @@ class ClassifierValidator:
                 progress.add(len(rows))
         if not all(map(math.isfinite, found)):
             raise ModelError(NOT_FINITE)
-        return {"log_odds": found}
+        return found
 
     def alignment_layer(self, _: AnyModel) -> None:
         """The decoder layer to take word alignments from: there is none."""

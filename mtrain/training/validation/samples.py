@@ -6,7 +6,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtrain.errors import StorageError
@@ -19,22 +19,17 @@ SAMPLES = 8  # sentences whose translations are recorded at each validation
 BEST = 5000  # sentences whose translations by the best model are recorded, at most
 
 
-def record_translations(
-    run_dir: Path,
-    step: int,
-    sources: Sequence[str],
-    references: Sequence[str],
-    translations: Sequence[str],
-    best: bool,
-) -> None:
-    """Record the translations of a validation at `step`. Lines of the same or later steps, which an
-    interrupted run may have written, are replaced. A failure is logged; it does not end the run."""
-    columns = {"source": sources, "reference": references, "translation": translations}
+def record_translations(run_dir: Path, step: int, texts: Mapping[str, Sequence[str]], best: bool) -> None:
+    """Record the `source`, `reference` and `translation` of the sentences of a validation at `step`. Lines of
+    the same or later steps, which an interrupted run may have written, are replaced. A failure is logged; it
+    does not end the run."""
+    sentences = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
 
     def chosen(count: int) -> list[dict[str, str]]:
         """At most `count` sentences, evenly spaced over the validation set."""
-        rows = [row * len(sources) // count for row in range(count)] if len(sources) > count else None
-        return [{name: texts[row] for name, texts in columns.items()} for row in rows or range(len(sources))]
+        if len(sentences) <= count:
+            return sentences
+        return [sentences[row * len(sentences) // count] for row in range(count)]
 
     def line(count: int) -> str:
         return json.dumps({"step": step, "sentences": chosen(count)}, ensure_ascii=False) + "\n"

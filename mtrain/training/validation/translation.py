@@ -71,20 +71,22 @@ class Validator:
         directions: list[Direction],
         config: Config,
         tokenizer: Tokenizer,
-        device: torch.device,
         micro_batch_tokens: int,
         ranks: Ranks,
     ):
         """`directions` are those of the `pairs`. Their sources are given language tags, if the model has
         any."""
-        self.ranks, self.directions = ranks, directions
+        self.ranks = ranks
+        self.directions = directions
         tags = [direction.tag(config.data.language_tags) for direction in directions]
         self.sources = [
             f"{tag} {pair.source}" if tag else pair.source for tag, pair in zip(tags, pairs, strict=True)
         ]
         self.references = [pair.target for pair in pairs]
-        self.translations: list[str] = []  # by the model that was scored last
-        self.config, self.tokenizer, self.device = config, tokenizer, device
+        self.texts: dict[str, list[str]] = {}  # with the translations by the model that was scored last
+        self.config = config
+        self.tokenizer = tokenizer
+        self.device = ranks.device
         languages = {direction.target for direction in directions}
         self.metrics = {language: make_metrics(("bleu", "chrf"), language) for language in languages}
         beam_size = config.training.validation_beam_size
@@ -132,16 +134,22 @@ class Validator:
         ]
 
     def __call__(self, model: AnyModel) -> Scores:
-        """Score the model. The other ranks call `share` meanwhile."""
-        shares = self.ranks.divide(lambda rank, size: self.share(model, rank, size))
+        """Score the model. All ranks call this together and return the same. Raises MtrainError or
+        MemoryError on all of them if one fails."""
+        with self.ranks.agreed():
+            share = self.share(model)
+        shares = self.ranks.gather(share)
+        with self.ranks.agreed():
+            return self._scores(shares)
+
+    def _scores(self, shares: Sequence[Json]) -> Scores:
+        """The scores, given what `share` returns on all ranks."""
         nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
-        hypotheses = [""] * len(self.sources)
+        translations = [""] * len(self.sources)
         for rank, share in enumerate(shares):
-            hypotheses[rank :: len(shares)] = share["hypotheses"]
-        self.translations = hypotheses
-        found = {
-            direction: self._score(direction, hypotheses) for direction in dict.fromkeys(self.directions)
-        }
+            translations[rank :: len(shares)] = share["translations"]
+        self.texts = {"source": self.sources, "reference": self.references, "translation": translations}
+        found = {each: self._score(each, translations) for each in dict.fromkeys(self.directions)}
         bleu, chrf = (fmean(scores) for scores in zip(*found.values(), strict=True))
         by_direction = {str(direction): scores for direction, scores in found.items()}
         perplexity = math.exp(min(nll, 700.0))
@@ -150,20 +158,19 @@ class Validator:
     def _score(self, direction: Direction, translations: list[str]) -> tuple[float, float]:
         """BLEU and chrF of the translations of one direction, given the translations of all."""
         chosen = [each == direction for each in self.directions]
-        sides = translations, self.references
-        hypotheses, references = (list(compress(texts, chosen)) for texts in sides)
+        hypotheses = list(compress(translations, chosen))
+        references = list(compress(self.references, chosen))
         bleu, chrf = score(hypotheses, [references], self.metrics[direction.target])
         return bleu.score, chrf.score
 
-    def share(self, model: AnyModel, rank: int, size: int) -> Json:
-        """The summed negative log-likelihood and the translations of the pairs of one rank of `size`. The
-        model is in evaluation mode meanwhile."""
+    def share(self, model: AnyModel) -> Json:
+        """The summed negative log-likelihood and the translations of the pairs of this rank. The model is in
+        evaluation mode meanwhile."""
         assert isinstance(model, Transformer)
-        rows = range(rank, len(self.sources), size)
+        rows = range(self.ranks.rank, len(self.sources), self.ranks.size)
         with evaluating(model), ProgressBar("validated", "sentences", len(rows)) as progress:
-            nll = self._nll(model, self.batches[rank::size])
-            hypotheses = self._translate(model, rows, progress.add)
-        return {"nll": nll, "hypotheses": hypotheses}
+            nll = self._nll(model, self.batches[self.ranks.rank :: self.ranks.size])
+            return {"nll": nll, "translations": self._translate(model, rows, progress.add)}
 
     def _translate(
         self, model: Transformer, rows: Sequence[int], progress: Callable[[int, int], object]

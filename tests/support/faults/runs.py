@@ -65,7 +65,7 @@ def train(run_dir: Path, steps: int = STEPS, counters: Counters | None = None) -
     """Start or resume the run; `counters` follow its steps."""
     with pytest.MonkeyPatch.context() as patch:
         if counters is not None:
-            patch.setattr(loop.Trainer, "train_step", _counting(loop.Trainer.train_step, counters))
+            patch.setattr(loop, "train_step", _counting(loop.train_step, counters))
         fit(make_run_config(run_dir, steps), device="cpu")
 
 

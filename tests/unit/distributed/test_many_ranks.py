@@ -8,7 +8,7 @@ import torch
 
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import DistributedError, ModelError, UsageError
+from mtrain.errors import DistributedError, ModelError, StorageError, UsageError
 from tests.support.devices import pretend
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 
@@ -44,27 +44,30 @@ def test_values_travel_between_ranks(results_of):
     assert results_of(work) == [[[0, 2, 2, True], *common], [[1, 2, 2, False], *common]]
 
 
-def test_rank_0_leads_and_the_others_do_their_share(results_of):
-    def work(ranks: Ranks) -> dict:
-        seen = {}
-
-        def share(rank: int, size: int) -> str:
-            if seen.setdefault("calls", 0) == 1 and rank == 1:
-                raise ModelError("damaged")
-            seen["calls"] += 1
-            return "x" * rank + f"{rank} of {size}"
-
-        def lead() -> None:
-            seen["parts"] = ranks.divide(share)
-            with pytest.raises(ModelError, match="rank 1: damaged"):
-                ranks.divide(share)
-
-        ranks.lead(lead, share, lambda: "report", lambda report: seen.update(adopted=report))
-        return seen
+def test_an_error_of_one_rank_is_raised_on_all(results_of):
+    def work(ranks: Ranks) -> list:
+        with ranks.agreed():
+            value = "x" * ranks.rank
+        values = ranks.gather(value)
+        errors = []
+        for failing, error in (
+            (1, ModelError("damaged")),
+            (0, StorageError("full")),
+            (1, MemoryError("short")),
+        ):
+            try:
+                with ranks.agreed():
+                    if ranks.rank == failing:
+                        raise error
+            except (ModelError, StorageError, MemoryError) as found:
+                errors.append([type(found).__name__, str(found)])
+        return [values, errors]
 
     first, second = results_of(work)
-    assert first == {"calls": 2, "parts": ["0 of 2", "x1 of 2"]}
-    assert second == {"calls": 1, "adopted": "report"}
+    assert first[0] == second[0] == ["", "x"]
+    remote = [["ModelError", "rank 1: damaged"], ["StorageError", "full"], ["MemoryError", "rank 1: short"]]
+    assert first[1] == remote
+    assert second[1] == [["ModelError", "damaged"], ["StorageError", "full"], ["MemoryError", "short"]]
 
 
 def test_each_rank_draws_other_random_numbers_in_each_step(results_of):
@@ -85,7 +88,7 @@ def test_a_process_without_others_agrees_with_itself():
         values = torch.ones(2)
         ranks.start_all_reduce(values)()
         assert values.tolist() == [1, 1] and ranks.all_reduce_max(3, -1) == [3, -1]
-        assert ranks.broadcast("a") == "a" and ranks.divide(lambda rank, size: [rank, size]) == [[0, 1]]
+        assert ranks.broadcast("a") == "a" and ranks.gather([0, 1]) == [[0, 1]]
         before = torch.get_rng_state()
         ranks.seed_step(1, 1)
         assert torch.equal(before, torch.get_rng_state())

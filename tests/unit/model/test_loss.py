@@ -1,6 +1,5 @@
 """The training loss of whole batches, and R-Drop over two forward passes."""
 
-import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from mtrain.data.epochs.batch import collate
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.loss import r_drop_loss, translation_loss
 from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.rows import Rows
 
 torch.set_num_threads(1)
 B, T, E, V = 4, 6, 5, 11
@@ -102,7 +102,7 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_sentences(special: dict[str, in
 
     def loss(rows: list[int]) -> tuple[Tensor, ...]:
         model.zero_grad()
-        source, target = (pa.array([side[row] for row in rows]) for side in (sources, targets))
+        source, target = (Rows.from_lists([side[row] for row in rows]) for side in (sources, targets))
         batch = collate(source, target, model.config.pad_id, model.config.bos_id, rows)
         hidden = model(batch.source, batch.source_keep, batch.target_in)
         sums = translation_loss(hidden, *model.projection(), batch.labels, 0.1)

@@ -66,7 +66,7 @@ def test_a_run_resumed_in_any_stage_takes_the_same_steps(staged):
     stages = []
     for stop in (2, first, first + 3, first + 7, 20):
         parts = fit_on_cpu(staged("parts", training={"max_steps": stop}, **sampling))
-        stages.append(len(state_of(parts).stage_starts))
+        stages.append(len(state_of(parts).position.starts))
     assert stages == [1, 2, 2, 3, 3]
     assert losses(parts) == losses(whole) and same_weights(whole, parts)
 
@@ -90,7 +90,7 @@ def test_training_ends_after_the_epochs_of_all_stages(staged):
     trainer = make_trainer(config, device="cpu")
     run = fit_on_cpu(config)
     state, stages = state_of(run), [line["stage"] for line in read_metrics(run) if "loss" in line]
-    assert state.epoch == 6 and state.next_batch == 0
+    assert state.epoch == 6 and state.position.step == 0
     assert abs(trainer.total_steps - state.step) <= 2 and stages.count(2) == 5
     rates = [line["learning_rate"] for line in read_metrics(run) if "loss" in line]
     assert rates[3] == max(rates) and 0 <= rates[-1] < rates[3] / 5
@@ -100,7 +100,7 @@ def test_training_ends_after_the_epochs_of_all_stages(staged):
 def test_planned_steps_add_up_over_the_stages(staged):
     def steps(max_epochs: int, max_steps: int | None = None) -> int | None:
         recipe = staged().training.model_copy(update={"max_epochs": max_epochs, "max_steps": max_steps})
-        return allowed_steps(recipe, None, staged().data.stages, [7, 3, 4].__getitem__)
+        return allowed_steps(recipe, staged().data.stages, None, [7, 3, 4].__getitem__)
 
     assert steps(1) == 7  # the other stages are not planned
     assert [steps(2), steps(3), steps(4), steps(9)] == [7 + 3, 7 + 5, 7 + 5 + 4, 7 + 5 + 6 * 4]
@@ -119,8 +119,8 @@ def test_patience_applies_to_the_last_stage(staged, scripted_scores, stages):
     scripted_scores(*map(with_bleu, range(40, 0, -1)))
     recipe = {"max_steps": 40, "patience": 2, "validate_every": 2}
     state = state_of(fit_on_cpu(staged(stages=stages, training=recipe)))
-    assert len(state.stage_starts) == len(stages)
-    assert state.stage_step in (3, 4)  # at the second validation in it
+    assert len(state.position.starts) == len(stages)
+    assert state.position.stage_step in (3, 4)  # at the second validation in it
 
 
 def test_stages_that_have_begun_must_not_change(staged):

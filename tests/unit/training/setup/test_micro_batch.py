@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
@@ -237,4 +237,3 @@ def test_a_run_that_resumes_on_the_same_kind_of_gpu_keeps_its_micro_batches(
     state = TrainState(micro_batch_tokens=1024, arithmetic="cuda (NVIDIA H200), bf16, torch 2.13.0, 1 worker")
     learner = SimpleNamespace(device=torch.device(now.partition(" ")[0]))
     assert agree_on_micro_batches(config, None, learner, state, Ranks(torch.device("cpu"))) == expected
-    assert state.micro_batch_tokens == expected

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
 from mtrain.training.fit import fit, make_trainer
+from mtrain.training.loop import train, train_step
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import Learner
 from mtrain.training.validation.translation import Validator
@@ -22,7 +23,7 @@ def test_the_moving_average_covers_all_steps(make_config):
     expected = weights(trainer.model)
     steps = trainer.steps()
     for number in range(1, 41):  # the decay rises until step 20
-        trainer.train_step(next(steps))
+        train_step(trainer, next(steps))
         decay = min(0.7, (1 + number) / (10 + number))
         now = weights(trainer.model)
         expected = {name: decay * old + (1 - decay) * now[name] for name, old in expected.items()}
@@ -57,7 +58,7 @@ def test_the_mean_is_freed_before_the_next_step(make_config, monkeypatch):
         config = make_config(training={**recipe, "max_steps": max_steps})
         trainer = make_trainer(config, device="cpu")
         with StopSignal() as stop:
-            trainer.run(stop)
+            train(trainer, stop)
     assert held == [0] * 12
     assert load_file(Path(config.run_dir, "checkpoints/step-00000012/average.safetensors"))
 

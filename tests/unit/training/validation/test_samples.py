@@ -13,8 +13,9 @@ from tests.support.training import PAIRS, fit_on_cpu, read_metrics
 
 
 def record(folder, step, count, best=False, text="t"):
-    columns = [[f"{kind}{row}" for row in range(count)] for kind in ("s", "r", text)]
-    record_translations(folder, step, *columns, best=best)
+    kinds = {"source": "s", "reference": "r", "translation": text}
+    texts = {name: [f"{kind}{row}" for row in range(count)] for name, kind in kinds.items()}
+    record_translations(folder, step, texts, best)
 
 
 def steps_of(folder):

@@ -1,0 +1,95 @@
+"""The progress of training, as a checkpoint records it in `state.json`."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from mtrain.data.epochs.schedule import Position
+
+
+@dataclass
+class TrainState:
+    """The progress of training. Together with weights and optimizer, it is all that resuming requires.
+
+    During training, the fields below `loss_scale` have the values of the checkpoint that the run was resumed
+    from; `Saver` brings them up to date in what it saves.
+    """
+
+    step: int = 0  # optimizer steps taken
+    position: Position = field(default_factory=Position)  # of the next step in the training data
+    window_layout: tuple[int, int] = (1, 1)  # what determines the windows of an epoch; by default, one window
+    batch_order: int = 0  # version of the order of batches; see mtrain.data.epochs.batching
+    target_tokens_seen: int = 0
+    seconds: float = 0.0  # of training and validation
+    steps_in_first_epoch: int | None = None
+    micro_batch_tokens: int | None = None
+    validation_due: bool = False  # saved before the validation of this step
+    validations_without_improvement: int = 0
+    best_step: int | None = None
+    best_score: float | None = None  # of training.best_metric
+    best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
+    best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
+    lowest_nll: float | None = None  # of all validations, rounded
+    initial_score: float | None = None  # that of training.init_from
+    initial_scores: dict[str, float] = field(default_factory=dict)
+    data_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    validation_fingerprint: str = ""  # see Validator.fingerprint
+    loss_scale: list[float] = field(default_factory=list)  # of fp16
+    max_micro_batch_positions: float | None = None  # to which they were limited when memory ran out
+    arithmetic: str = ""  # what determines the exact results of a step: device, precision, versions
+    skipped_steps: int = 0  # because of NaN or infinity
+    skipped_in_a_row: int = 0
+    metric_sums: dict[str, float] = field(default_factory=dict)  # since the last line of metrics.jsonl
+    rng: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step, from 0."""
+        return self.position.epoch
+
+    def outcome_of_validation(self) -> dict[str, Any]:
+        """The fields that a validation changes, by name."""
+        return {name: getattr(self, name) for name in _VALIDATION_FIELDS}
+
+    def adopt_validation(self, outcome: Mapping[str, Any]) -> None:
+        """Adopt the `outcome_of_validation` of another state."""
+        for name in _VALIDATION_FIELDS:
+            setattr(self, name, outcome[name])
+
+    def to_json(self) -> dict[str, Any]:
+        """The contents of `state.json`."""
+        values = asdict(self)
+        values.update(zip(_POSITION_KEYS, values.pop("position"), strict=True))
+        values["window"] = values.pop("metric_sums")
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "TrainState":
+        """The state with the contents of `state.json`. Raises ValueError or TypeError."""
+        known = {**cls().to_json(), **values}
+        known["position"] = dict(zip(Position._fields, map(known.pop, _POSITION_KEYS), strict=True))
+        known["metric_sums"] = known.pop("window")
+        return _adapter().validate_python(known)
+
+
+@cache
+def _adapter() -> TypeAdapter[TrainState]:
+    return TypeAdapter(TrainState)
+
+
+# The keys of `state.json` for the fields of a `Position`.
+_POSITION_KEYS = ("epoch", "epoch_window", "next_batch", "stage_starts", "stage_step")
+_VALIDATION_FIELDS = (
+    "step", "seconds", "best_step", "best_score", "best_scores", "lowest_nll", "best_alignment_layer",
+    "validations_without_improvement", "validation_due",
+)  # fmt: skip
+# Keys that the checkpoints of earlier versions lack.
+ADDED_KEYS = {
+    *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
+    *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
+    *("initial_score", "initial_scores", "best_scores", "lowest_nll"),
+}
