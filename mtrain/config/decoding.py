@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from mtrain.config.section import Count, PositiveInt, Precision, Section
+from mtrain.errors import UsageError
 
 Split = Literal["long", "sentences"]
 Stop = Literal["default", "first_k", "exact"]
@@ -113,3 +114,12 @@ class DecodingConfig(Section):
     def hypotheses(self) -> int:
         """The number of translations of a sentence that are decoded in parallel."""
         return self.samples or self.beam_size
+
+    def require_hypotheses(self, count: int) -> None:
+        """Raise UsageError unless that many translations of each line, at least one, are decoded."""
+        requested = f"{count} translations of each line were requested"
+        if count < 1:
+            raise UsageError(f"{requested}; ask for 1 or more")
+        if count > self.hypotheses:
+            advice = "raise decoding.beam_size or decoding.samples"
+            raise UsageError(f"{requested}, but only {self.hypotheses} are decoded; {advice}")

@@ -1,6 +1,7 @@
 """Splitting the input into windows of lines, and lines into parts: all lines, or those that are too long."""
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,11 +13,12 @@ from sentencex import segment
 from mtrain.config.decoding import Split
 from mtrain.config.languages import base_language, split_tag
 from mtrain.decoding.alignment import words_at
-from mtrain.decoding.translation import LINE_BREAK
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
 
 log = logging.getLogger(__name__)
+
+LINE_BREAK = re.compile("(\r?\n)")
 
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
 # Lines that are read, sorted by length and translated before the next are read. Larger windows gain no speed,

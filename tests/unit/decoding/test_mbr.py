@@ -8,8 +8,10 @@ import sacrebleu
 from mtrain import Translator
 from mtrain.config.languages import Direction
 from mtrain.decoding import decode
+from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.mbr import rank, sentence_metric
 from mtrain.errors import UsageError
+from mtrain.model.transformer import Transformer
 from tests.support.translation import words_of
 
 
@@ -45,25 +47,21 @@ def test_the_language_determines_how_bleu_tokenizes() -> None:
     assert sentence_metric("bleu", "zh-CN").sentence_score("我爱你", ["我爱他"]).score > 0
 
 
+def _ensemble(translator: Translator) -> Ensemble[Transformer]:
+    models = [model.transformer for model in translator.models]
+    return Ensemble(models, translator.tokenizer, translator.device)
+
+
 def test_a_tokenizer_that_is_not_installed_is_an_error_before_decoding(translator: Translator) -> None:
     if find_spec("MeCab") is not None:
         pytest.skip("MeCab is installed here")
-    models = [model.transformer for model in translator.models]
-    settings = (models, translator.tokenizer, translator.decoding)
-    given = (*settings, Direction("en", "ja"), translator.device, 64)
+    japanese = Translator(_ensemble(translator), translator.decoding, Direction("en", "ja"), 64)
     with pytest.raises(UsageError, match="the BLEU tokenizer ja-mecab is not installed"):
-        Translator(*given).with_settings(mbr="bleu")
+        japanese.with_settings(mbr="bleu")
 
 
 def test_hypotheses_are_ranked_in_the_language_that_is_chosen(translator: Translator, monkeypatch) -> None:
-    free = Translator(
-        [model.transformer for model in translator.models],
-        translator.tokenizer,
-        translator.decoding,
-        Direction("und", "und"),
-        translator.device,
-        64,
-    )
+    free = Translator(_ensemble(translator), translator.decoding, Direction("und", "und"), 64)
     languages = []
 
     def recorded(name: str, language: str) -> object:
