@@ -39,19 +39,17 @@ def beam_search(
     model_config, beams = predictor.model_config, config.beam_size
     sentences, steps = len(max_lengths), int(max_lengths.max())
     tokens = max_lengths.new_full((sentences, beams, steps), model_config.pad_id)
-    last = max_lengths.new_full((sentences * beams,), model_config.bos_id)
     active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
     done = torch.zeros_like(max_lengths, dtype=torch.bool)  # which of the active sentences are done
     coverage = _Coverage(source_keep, config) if config.coverage_penalty else None
-    live: Tensor | None = None  # (B, K) log-probabilities of the live prefixes
-    pool: _Pool | None = None
+    bos = max_lengths.new_full((sentences * beams,), model_config.bos_id)
+    logits = _step(predictor, bos, coverage)
+    # (B, K) log-probabilities of the live prefixes. At the first step, all are equal: only one is continued.
+    live = logits.new_full((sentences, beams), -math.inf)
+    live[:, 0] = 0
+    pool = _Pool(tokens, live, config.length_penalty)
     limits = set(max_lengths.tolist())
     for length in range(1, steps + 1):
-        logits = _step(predictor, last, coverage)
-        if live is None or pool is None:  # at the first step, all beams are equal: only one is continued
-            live = logits.new_full((sentences, beams), -math.inf)
-            live[:, 0] = 0
-            pool = _Pool(tokens, live)
         log_normalizers = constraints.apply_(logits, tokens[:, :, : length - 1], active)
         scores, parents, chosen = predictor.topk(logits, log_normalizers, live, 2 * beams)  # (B, 2K) each
         constraints.make_prefix_certain_(scores, length, active)
@@ -60,30 +58,27 @@ def beam_search(
         penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)
         ended = chosen == model_config.eos_id
         ends = scores.masked_fill(~ended | done[:, None], -math.inf)[:, :beams]
-        normalized = ends / length**config.length_penalty + penalty[:, :beams]
-        pool.add(active, ends, normalized, tokens[:, :beams], length, finished=True)
+        pool.add(active, ends, penalty[:, :beams], tokens[:, :beams], length, finished=True)
 
         live, kept = scores.masked_fill(ended, -math.inf).topk(beams)  # (B, K)
-        tokens, parents, penalty = _pick(tokens, kept), _pick(parents, kept), _pick(penalty, kept)
+        tokens, parents = _pick(tokens, kept), _pick(parents, kept)
         at_limit = max_lengths[active] == length
         if length in limits:
             cut = live.masked_fill((done | ~at_limit)[:, None], -math.inf)
-            cut_scores = cut / length**config.length_penalty + penalty
-            pool.add(active, cut, cut_scores, tokens, length, finished=False)
+            pool.add(active, cut, _pick(penalty, kept), tokens, length, finished=False)
 
         done |= at_limit | _done(pool.scores[active], live, length, max_lengths[active], config)
         remaining = remaining_sentences(~done, beams)
         if remaining is not None:
             if not len(remaining):
                 break
-            active, live, tokens, parents, done = (
-                x[remaining] for x in (active, live, tokens, parents, done)
-            )
+            active, done = active[remaining], done[remaining]
+            tokens, parents = tokens[remaining], parents[remaining]
+            live = live[remaining]
         predictor.reorder(parents, remaining)
         if coverage is not None:
             coverage.reorder(parents, remaining)
-        last = tokens[:, :, length - 1].flatten()
-    assert pool is not None
+        logits = _step(predictor, tokens[:, :, length - 1].flatten(), coverage)
     return pool.hypotheses()
 
 
@@ -155,7 +150,8 @@ class _Coverage:
 class _Pool:
     """The best K complete hypotheses of each of B sentences, best first; unused entries have score -inf."""
 
-    def __init__(self, tokens: Tensor, live: Tensor):
+    def __init__(self, tokens: Tensor, live: Tensor, length_penalty: float):
+        self.length_penalty = length_penalty
         self.scores = torch.full_like(live, -math.inf)
         self.log_probs = self.scores.clone()
         self.tokens = tokens.clone()  # (B, K, steps)
@@ -166,12 +162,14 @@ class _Pool:
         self,
         sentences: Tensor,
         log_probs: Tensor,
-        scores: Tensor,
+        penalty: Tensor,
         tokens: Tensor,
         length: int,
         finished: bool,
     ) -> None:
-        """Add hypotheses (len(sentences), K) of one length; those with score -inf are ignored."""
+        """Add hypotheses (len(sentences), K) of one length and with a coverage penalty; those with
+        log-probability -inf are ignored."""
+        scores = log_probs / length**self.length_penalty + penalty
         candidates = torch.cat([self.scores[sentences], scores], dim=1)
         self.scores[sentences], order = candidates.topk(scores.size(1))
         lengths = self.lengths.new_full(scores.shape, length)

@@ -25,17 +25,17 @@ def classify_pairs(
     if a side exceeds the model's maximum length. The model is moved to the device. `progress` is called with
     the number of pairs whenever some are classified. Raises ModelError if the model's outputs are not finite.
     """
-    tokenizer, eos, longest = loaded.tokenizer, loaded.tokenizer.special.eos, loaded.config.max_length
-    model, decoding = loaded.model.to(device), loaded.config.decoding
+    tokenizer, config = loaded.tokenizer, loaded.config
+    model = loaded.model.to(device)
     for sources, targets in windows_of_pairs(pairs):
         encoded = zip(tokenizer.encode_source(sources), tokenizer.encode_target(targets), strict=True)
         found = dict(enumerate(encoded))
-        fitting = [i for i, pair in found.items() if max(map(len, pair)) < longest]
-        sequences = [pair_sequence(found[i], eos) for i in fitting]
+        fitting = [i for i, pair in found.items() if max(map(len, pair)) < config.max_length]
+        sequences = [pair_sequence(found[i], tokenizer.special.eos) for i in fitting]
         probabilities = [math.nan] * len(found)
         progress(len(found) - len(fitting))
-        for rows in in_batches([len(sequence) for sequence in sequences], decoding.batch_tokens):
-            odds = log_odds(model, [sequences[i] for i in rows], device, decoding.precision)
+        for rows in in_batches([len(sequence) for sequence in sequences], config.decoding.batch_tokens):
+            odds = log_odds(model, [sequences[i] for i in rows], device, config.decoding.precision)
             if not all(map(math.isfinite, odds)):
                 raise ModelError(NOT_FINITE)
             for row, value in zip(rows, odds, strict=True):

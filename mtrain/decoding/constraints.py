@@ -69,7 +69,7 @@ class Constraints:
 
     def mask_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
         """As `apply_`, without normalizers and `force_eos`. Returns the logits as (B', K, V)."""
-        rows, position = logits.view(*tokens.shape[:2], -1), tokens.size(2)
+        rows, position = logits.view(tokens.size(0), tokens.size(1), -1), tokens.size(2)
         if not self.any:
             return rows
         required = None

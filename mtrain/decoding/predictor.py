@@ -53,8 +53,9 @@ def log_probs_of(
     candidates = torch.cat([tokens, best], dim=1)
     before = torch.cat([values, best_values.masked_fill(best == tokens, -math.inf)], dim=1)  # each once
     after = _recomputed(model, before, hidden[:, None], candidates)
-    shares = ((x - log_normalizers).exp().sum(dim=1, keepdim=True) for x in (before, after))
-    return after[:, :1] - log_normalizers - _change(*shares)
+    share_before = (before - log_normalizers).exp().sum(dim=1, keepdim=True)
+    share_after = (after - log_normalizers).exp().sum(dim=1, keepdim=True)
+    return after[:, :1] - log_normalizers - _change(share_before, share_after)
 
 
 def _recomputed(model: DecodingTransformer, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -84,7 +85,9 @@ class Predictor:
         rows: int,
         max_length: int,
     ):
-        self.models, self.model_config, self.rows = models, models[0].config, rows
+        self.models = models
+        self.model_config = models[0].config
+        self.rows = rows
         # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Callers
         # do not see the repetitions. They stay to the end: `remaining_sentences` keeps batches with few rows.
         self._repeated: Tensor | None = None
@@ -151,8 +154,9 @@ class Predictor:
         before = logits[rows, tokens].masked_fill(values == -math.inf, -math.inf)
         after = _recomputed(self.models[0], before, self.hidden[rows], tokens)
         none = torch.zeros_like(live)
-        shares = (none.scatter_add(1, parents, (x - normalizer).exp()) for x in (before, after))
-        log_normalizers = log_normalizers + _change(*shares)
+        share_before = none.scatter_add(1, parents, (before - normalizer).exp())
+        share_after = none.scatter_add(1, parents, (after - normalizer).exp())
+        log_normalizers = log_normalizers + _change(share_before, share_after)
         log_probs = live.gather(1, parents) - log_normalizers.gather(1, parents) + after
         log_probs, order = log_probs.sort(descending=True)
         return log_probs, parents.gather(1, order), tokens.gather(1, order)

@@ -20,8 +20,8 @@ from mtrain.errors import DataError
 from mtrain.tokenizer.tokenizer import SPACES
 
 
-class Candidate(BaseModel):
-    """One of the translations of a line."""
+class RankedText(BaseModel):
+    """One of the translations of a line, and its score."""
 
     text: Annotated[str, StringConstraints(pattern=r"\A[^\x00\n\r]*\z")]
     score: FiniteFloat
@@ -30,10 +30,10 @@ class Candidate(BaseModel):
 class NBest(BaseModel):
     """The part of a line of `mtrain translate --json --n-best N` that reranking needs."""
 
-    n_best: Annotated[list[Candidate], Field(min_length=1)]
+    n_best: Annotated[list[RankedText], Field(min_length=1)]
 
 
-def read_n_best(sources: Path, n_best: Path) -> Iterator[tuple[str, list[Candidate]]]:
+def read_n_best(sources: Path, n_best: Path) -> Iterator[tuple[str, list[RankedText]]]:
     """Yield each line of `sources` with its translations, best first.
 
     Raises DataError if a file cannot be read, their line counts differ, or a line of `n_best` is malformed.
@@ -48,7 +48,9 @@ def read_n_best(sources: Path, n_best: Path) -> Iterator[tuple[str, list[Candida
         yield source, candidates
 
 
-def rerank(reverse: Translator, lines: Iterable[tuple[str, list[Candidate]]], weight: float) -> Iterator[str]:
+def rerank(
+    reverse: Translator, lines: Iterable[tuple[str, list[RankedText]]], weight: float
+) -> Iterator[str]:
     """Yield the best translation of each line, in bounded memory.
 
     The value of a translation is its score plus `weight` times the mean log-probability (nats per token, EOS

@@ -90,8 +90,9 @@ def score_lines(
             return (scored.mean_log_prob for scored in score_pairs(translator, pairs, progress))
         pairs, others = tee(pairs)
         swapped = ((target, source) for source, target in others)
-        models = (translator, pairs), (reverse, swapped)
-        both = zip(*(score_pairs(*each, progress) for each in models), strict=True)
+        ours = score_pairs(translator, pairs, progress)
+        theirs = score_pairs(reverse, swapped, progress)
+        both = zip(ours, theirs, strict=True)
         return (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
 
     return with_column(lines, name, values, quotes)

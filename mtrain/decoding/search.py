@@ -17,7 +17,7 @@ from mtrain.model.incremental import DecodingTransformer
 
 # Chooses the next token of each row. Arguments: logits (N, V), tokens so far (B', R, t), indices (B') of the
 # sentences. Returns: tokens (N), their log-probabilities (N).
-Choice = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+ChooseTokens = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @torch.inference_mode()
@@ -79,7 +79,9 @@ def _max_lengths(
     return max_lengths if limit is None else max_lengths.clamp(max=limit)
 
 
-def _sampler(predictor: Predictor, constraints: Constraints, noise: Tensor, config: DecodingConfig) -> Choice:
+def _sampler(
+    predictor: Predictor, constraints: Constraints, noise: Tensor, config: DecodingConfig
+) -> ChooseTokens:
     """Draws tokens with the random numbers `noise` (B, R, steps)."""
 
     def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,7 @@ def _sampler(predictor: Predictor, constraints: Constraints, noise: Tensor, conf
     return choose
 
 
-def _greedy(predictor: Predictor, constraints: Constraints) -> Choice:
+def _greedy(predictor: Predictor, constraints: Constraints) -> ChooseTokens:
     """Chooses the most probable tokens."""
 
     def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +104,7 @@ def _greedy(predictor: Predictor, constraints: Constraints) -> Choice:
     return choose
 
 
-def _greedy_unscored(predictor: Predictor, constraints: Constraints) -> Choice:
+def _greedy_unscored(predictor: Predictor, constraints: Constraints) -> ChooseTokens:
     """Chooses the most probable tokens, with logits in place of log-probabilities."""
 
     def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,23 +115,23 @@ def _greedy_unscored(predictor: Predictor, constraints: Constraints) -> Choice:
 
 
 def _generate(
-    predictor: Predictor, constraints: Constraints, max_lengths: Tensor, rows: int, choose: Choice
+    predictor: Predictor, constraints: Constraints, max_lengths: Tensor, rows: int, choose: ChooseTokens
 ) -> tuple[Tensor, Tensor]:
     """Generate tokens by `choose` until every one of the `rows` (R) of each sentence has reached EOS or its
     maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R), where the
     tokens of a prefix contribute 0."""
-    model_config, sentences, steps = predictor.model_config, len(max_lengths), int(max_lengths.max())
+    model_config = predictor.model_config
+    sentences, steps = len(max_lengths), int(max_lengths.max())
     all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)
-    all_log_probs: Tensor | None = None
+    last = max_lengths.new_full((sentences * rows,), model_config.bos_id)
+    logits = predictor.step(last)
+    all_log_probs = logits.new_zeros(sentences, rows)
     active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
     # Of the active sentences:
-    tokens, limits, log_probs = all_tokens.clone(), max_lengths, torch.empty(0)
+    tokens, log_probs = all_tokens.clone(), all_log_probs.clone()
+    limits = max_lengths
     unfinished = torch.ones(sentences, rows, dtype=torch.bool, device=max_lengths.device)
-    last = max_lengths.new_full((sentences * rows,), model_config.bos_id)
     for step in range(steps):
-        logits = predictor.step(last)
-        if all_log_probs is None:
-            all_log_probs, log_probs = logits.new_zeros(2, sentences, rows)
         last, gained = choose(logits, tokens[:, :, :step], active)
         chosen = last.view(-1, rows).masked_fill(~unfinished, model_config.pad_id)
         log_probs += gained.view(-1, rows).masked_fill(~unfinished, 0)
@@ -137,17 +139,16 @@ def _generate(
         tokens.select(2, step).copy_(chosen)
         unfinished &= (chosen != model_config.eos_id) & (step + 1 < limits)[:, None]
         remaining = remaining_sentences(unfinished.any(dim=1), rows)
-        if remaining is None:
-            continue
-        all_tokens[active], all_log_probs[active] = tokens, log_probs
-        if not len(remaining):
-            break
-        active, tokens, limits, log_probs, unfinished = (
-            x[remaining] for x in (active, tokens, limits, log_probs, unfinished)
-        )
-        last = last.view(-1, rows)[remaining].flatten()
-        predictor.reorder(None, remaining)
-    assert all_log_probs is not None
+        if remaining is not None:
+            all_tokens[active], all_log_probs[active] = tokens, log_probs
+            if not len(remaining):
+                break
+            active, unfinished = active[remaining], unfinished[remaining]
+            tokens, log_probs = tokens[remaining], log_probs[remaining]
+            limits = limits[remaining]
+            last = last.view(-1, rows)[remaining].flatten()
+            predictor.reorder(None, remaining)
+        logits = predictor.step(last)
     return all_tokens, all_log_probs
 
 

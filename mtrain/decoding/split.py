@@ -45,7 +45,9 @@ def windows(
     """
     texts: list[str] = []
     beginnings: list[str] = []
-    size, started, rest = 0, 0.0, None if prefixes is None else iter(prefixes)
+    size = 0  # characters
+    started = 0.0
+    rest = None if prefixes is None else iter(prefixes)
     wanted = most if isinstance(lines, list) else min(FIRST_WINDOW, most)
     most_characters = WINDOW_CHARACTERS * max(1, most // WINDOW)
     try:
@@ -67,7 +69,8 @@ def windows(
                 yield texts, beginnings
                 if len(texts) >= wanted:
                     wanted = min(2 * wanted, most)
-                texts, beginnings, size = [], [], 0
+                texts, beginnings = [], []
+                size = 0
         if rest is not None and next(rest, None) is not None:
             raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     except DataError:
@@ -142,7 +145,9 @@ class Splitter(NamedTuple):
         lines = list(self._lines_of(texts, first))
         prefix_ids = self.tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
         split = self._split_lines([line.text for line in lines])
-        parts, parts_of_text, first_line_of = list[Part](), Counter[int](), dict[int, int]()
+        parts: list[Part] = []
+        parts_of_text = Counter[int]()
+        first_line_of: dict[int, int] = {}
         for index, (line, (is_whole, of_line)) in enumerate(zip(lines, split, strict=True)):
             filled = list(filter(None, of_line))
             parts_of_text[line.owner] += len(filled)
@@ -189,7 +194,8 @@ class Splitter(NamedTuple):
 
     def _words(self, line: _Line, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:
         """`Part.words` of the parts of a line."""
-        source, positions, end = self.tokenizer.source, [], len(line.whole) - len(line.text)
+        source, positions = self.tokenizer.source, []
+        end = len(line.whole) - len(line.text)
         sentences = [line.text] if is_whole else self._sentences(line.text)
         for sentence, begins in zip(sentences, source.positions(sentences), strict=True):
             start = max(end, line.whole.find(sentence, end))
