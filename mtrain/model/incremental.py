@@ -67,8 +67,8 @@ class DecodingTransformer:
         layers = []
         for layer in self._packed.decoder:
             assert isinstance(layer, DecoderLayer)
-            keys_values = memory_keys_and_values(layer.cross_attention, memory)
-            layers.append(LayerCache(*keys_values, beams, max_length))
+            keys, values = memory_keys_and_values(layer.cross_attention, memory)
+            layers.append(LayerCache(keys, values, beams, max_length))
         return KeyValueCache(layers, source_keep, beams)
 
     def decode_next(self, last: Tensor, cache: KeyValueCache) -> Tensor:
@@ -201,7 +201,8 @@ class PackedMap(Linear):
     def __init__(self, original: Linear, packed: PackedLinear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = original.in_features, original.out_features
-        self.weight, self.bias, self.packed = original.weight, original.bias, packed
+        self.weight, self.bias = original.weight, original.bias
+        self.packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, self.packed)
@@ -218,7 +219,8 @@ class PackedFeedForward(FeedForward):
     def __init__(self, original: FeedForward):
         nn.Module.__init__(self)
         self.gated, self.activation = original.gated, original.activation
-        self.inner, self.outer, self.dropout = original.inner, original.outer, original.dropout
+        self.inner, self.outer = original.inner, original.outer
+        self.dropout = original.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         assert isinstance(self.inner, PackedMap)

@@ -391,11 +391,13 @@ class Transformer(nn.Module):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
-        return F.linear(hidden, *self.projection())
+        weight, bias = self.projection()
+        return F.linear(hidden, weight, bias)
 
     def loss(self, hidden: Tensor, labels: Tensor, smoothing: float) -> LossSums:
         """The loss of hidden states (B, T, E) at labels (B, T); see `translation_loss`."""
-        return translation_loss(hidden, *self.projection(), labels, smoothing)
+        weight, bias = self.projection()
+        return translation_loss(hidden, weight, bias, labels, smoothing)
 
     def start_from(self, other: nn.Module) -> None:
         """Take the weights of another model."""

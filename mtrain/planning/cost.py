@@ -11,8 +11,8 @@ Symbols: see `mtrain.model`; F is the width of the feed-forward network.
 from typing import NamedTuple
 
 from mtrain.config.model import ModelConfig
-from mtrain.kernels.attention import padded_keys, suits_eager_kernel
 from mtrain.kernels.cross_entropy import chunk_rows
+from mtrain.kernels.eager_attention import padded_keys, suits_eager_kernel
 from mtrain.planning.hardware import Hardware
 
 FP32 = 4  # bytes
