@@ -6,6 +6,7 @@ from typing import NamedTuple
 from mtrain.errors import DistributedError, UsageError
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_OPTIONAL = {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
 class Launch(NamedTuple):
@@ -23,16 +24,19 @@ def read_launch() -> Launch:
 
     Raises UsageError if one of them is not an integer.
     """
-    optional = {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
-    values = {**optional, **os.environ}
+    values = {**_OPTIONAL, **os.environ}
     if not values.keys() >= set(_REQUIRED):
         return Launch()
-    numbers = []
-    for name in (*_REQUIRED, *optional):
+    for name in (*_REQUIRED, *_OPTIONAL):
         if not values[name].isdecimal():
             raise UsageError(f"{name}: {values[name]!r} in the environment is not a number; use torchrun")
-        numbers.append(int(values[name]))
-    return Launch(*numbers)
+    return Launch(
+        rank=int(values["RANK"]),
+        size=int(values["WORLD_SIZE"]),
+        local_rank=int(values["LOCAL_RANK"]),
+        local_size=int(values["LOCAL_WORLD_SIZE"]),
+        restarts=int(values["TORCHELASTIC_RESTART_COUNT"]),
+    )
 
 
 def require_repeatable(uses_streams: bool, cure: str) -> None:

@@ -141,11 +141,12 @@ def with_augmented(
     possible. Sources and references change as training pairs do with `data.augment`. Which typing errors a
     source has depends only on its place in the set. A copy in which nothing would change is left out."""
     tokenizer = translator.tokenizer
-    symbols = tokenizer.source.symbol_pattern, tokenizer.target.symbol_pattern
     for test in tests:
         yield test
         direction = test.direction or translator.direction
-        sides = Side(direction.source, symbols[0]), Side(direction.target, symbols[1])
+        source_side = Side(direction.source, tokenizer.source.symbol_pattern)
+        target_side = Side(direction.target, tokenizer.target.symbol_pattern)
+        sides = source_side, target_side
         for name in changes:
             pairs = [
                 change_pair(name, source, references, sides, random.Random(f"{name} {row}"))
@@ -176,7 +177,7 @@ def translate_set(test: TestSet, translator: "Translator") -> Output:
     """Translate a test set, with a progress bar. Raises UsageError if the model does not know its
     languages."""
     if test.direction is not None:
-        translator = translator.between(*test.direction)
+        translator = translator.between(test.direction.source, test.direction.target)
     problems, texts = ProblemCounter(), []
     with ProgressBar(f"{test.name}: translated", "lines", len(test.sources)) as progress:
         found = translator.stream(test.sources, scored=False, progress=progress.add)
