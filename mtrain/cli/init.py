@@ -19,7 +19,7 @@ from mtrain.paths import path_of
 
 if TYPE_CHECKING:
     from mtrain.cli.init_answers import Given
-    from mtrain.config.starter import Starter
+    from mtrain.config.new_config import NewConfig
     from mtrain.inspection.corpora import InspectedCorpus
     from mtrain.inspection.file_groups import Roles
     from mtrain.inspection.files import Kind
@@ -102,10 +102,10 @@ def init(
     inputs = require_files(name for group in names for name in group)
     if output is not None:
         _require_new(output, force, inputs)
-    starter = _inspect(names, given)
-    file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
-    _require_new(file, force, [*inputs, *_files_of(starter)])
-    _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
+    new = _inspect(names, given)
+    file = output or Path(f"{new.source_lang}-{new.target_lang}.yaml")
+    _require_new(file, force, [*inputs, *_files_of(new)])
+    _write(new._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
 
 
 def _file_name(name: str) -> str:
@@ -137,9 +137,9 @@ def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
         )
 
 
-def _files_of(starter: "Starter") -> list[Path]:
+def _files_of(new: "NewConfig") -> list[Path]:
     """The files that a config names, which may have been found beside those that were given."""
-    specs = [spec for spec, _ in (*starter.train, *starter.validation, *starter.test.values())]
+    specs = [spec for spec, _ in (*new.train, *new.validation, *new.test.values())]
     names = [
         str(spec[key])
         for spec in specs
@@ -157,11 +157,11 @@ def _new_run_dir(config: Path) -> str:
     return str(folder)
 
 
-def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
+def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
     """Inspect the files for training, validation and test, and ask what they do not tell. The result has no
     file name and run folder yet."""
     from mtrain.cli.init_answers import settle_languages, settle_minutes, settle_sides, show_corpora
-    from mtrain.config.starter import Starter
+    from mtrain.config.new_config import NewConfig
     from mtrain.inspection.corpora import inspect_corpora, spec_of
     from mtrain.inspection.file_groups import find_siblings, names_of_test_sets
     from mtrain.inspection.files import kind_of, sides_of
@@ -184,7 +184,7 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
     # Test sets must be readable; `check` warns about them.
     read = (*found.train, *found.validation)
     problems = [corpus.problem for corpus in read if corpus.problem]
-    return Starter("", "", source, target, train, validation, dict(tests), minutes, *problems[:1])
+    return NewConfig("", "", source, target, train, validation, dict(tests), minutes, *problems[:1])
 
 
 def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[str | None]) -> "Roles":
@@ -205,17 +205,17 @@ def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[s
     return Roles(own.train, validation or own.validation, test or own.test)
 
 
-def _write(starter: "Starter", file: Path) -> None:
+def _write(new: "NewConfig", file: Path) -> None:
     """Write a config after checking it as every command does, and log what to do next."""
     from mtrain.config.load import validate
+    from mtrain.config.new_config import new_config_text
     from mtrain.config.schema import Config
-    from mtrain.config.starter import write_starter
     from mtrain.config.yaml_io import parse_yaml
 
-    text = write_starter(starter)
+    text = new_config_text(new)
     validate(Config, parse_yaml(text), str(file))
     with open_output(file) as config:
         config.write(text)
     with open_stdout() as out:
         print(file, file=out)
-    terminal.suggest("next", f"mtrain check {starter.file}", f"mtrain fit {starter.file}")
+    terminal.suggest("next", f"mtrain check {new.file}", f"mtrain fit {new.file}")

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from mtrain.cli.terminal import require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
-from mtrain.config.starter import holdout_size
+from mtrain.config.new_config import holdout_size
 from mtrain.control_characters import escape_control_characters
 from mtrain.data.text.identify_language import EXTRA, can_identify
 from mtrain.errors import MtrainError, UsageError

@@ -15,7 +15,7 @@ _WIDTH = 110  # of a line
 Sized = tuple[dict[str, Any], int]  # a corpus as a config describes it, and its number of pairs
 
 
-class Starter(NamedTuple):
+class NewConfig(NamedTuple):
     """What a new config is about."""
 
     file: str  # where it will be, as the user types it in commands
@@ -34,16 +34,16 @@ def holdout_size(pairs: int) -> int:
     return max(1, min(1000, pairs // 20))
 
 
-def write_starter(starter: Starter) -> str:
+def new_config_text(config: NewConfig) -> str:
     """The text of a config. Removing the `#` before a key that is commented out also gives a valid config."""
-    pairs = sum(count for _, count in starter.train)
+    pairs = sum(count for _, count in config.train)
     templates = load_templates("mtrain.config", yaml=to_yaml_line, number="{:,}".format)
-    return templates.get_template("starter.yaml").render(
-        starter=starter,
-        source=language_name(starter.source_lang),
-        target=language_name(starter.target_lang),
+    return templates.get_template("new_config.yaml").render(
+        config=config,
+        source=language_name(config.source_lang),
+        target=language_name(config.target_lang),
         pairs=pairs,
-        stages=_stages(starter.train),
+        stages=_stages(config.train),
         holdout=holdout_size(pairs),
         presets=", ".join(name for name in PRESETS if "_" not in name),
     )

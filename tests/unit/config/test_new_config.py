@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from mtrain.config.load import validate
+from mtrain.config.new_config import NewConfig, holdout_size, new_config_text
 from mtrain.config.schema import Config
-from mtrain.config.starter import Starter, holdout_size, write_starter
 from mtrain.config.yaml_io import parse_yaml
 
 TEXT = ({"source": "a b: #1.en", "target": "no"}, 10)
@@ -23,7 +23,9 @@ def load(text: str) -> Config:
     [*product(([TEXT], [TSV, TEXT]), ([], [TEXT]), ({}, {"2016": TEXT}), (None, 0.5), ("", "x.tsv:3: bad"))],
 )
 def test_each_config_loads(train, validation, tests, minutes, skipped):
-    text = write_starter(Starter("c.yaml", "runs/no", "no", "en", train, validation, tests, minutes, skipped))
+    text = new_config_text(
+        NewConfig("c.yaml", "runs/no", "no", "en", train, validation, tests, minutes, skipped)
+    )
     config = load(text)
     assert (config.run_dir, config.data.source_lang, config.model.preset) == ("runs/no", "no", "auto")
     written = [corpus.model_dump(exclude_unset=True) for corpus in config.data.train]
@@ -35,7 +37,7 @@ def test_each_config_loads(train, validation, tests, minutes, skipped):
 
 
 def test_keys_that_are_commented_out_are_valid():
-    text = write_starter(Starter("c.yaml", "runs/x", "en", "de", [TEXT], [], {}, None))
+    text = new_config_text(NewConfig("c.yaml", "runs/x", "en", "de", [TEXT], [], {}, None))
     uncommented = re.sub(r"^( *)# ( *\w+:(?: |$))(?!.*[a-z]{3}\.$)", r"\1\2", text, flags=re.MULTILINE)
     config = load(uncommented)
     assert (config.tokenizer.vocab_size, config.training.max_minutes, config.training.max_epochs) == (
@@ -48,16 +50,16 @@ def test_keys_that_are_commented_out_are_valid():
 def test_several_corpora_have_an_example_of_stages():
     for count in (1, 2, 30):
         corpora = [({"tsv": f"{number}: #.tsv"}, 10) for number in range(count)]
-        text = write_starter(Starter("c.yaml", "runs/x", "en", "de", corpora, [], {}, None))
+        text = new_config_text(NewConfig("c.yaml", "runs/x", "en", "de", corpora, [], {}, None))
         lines = [line for line in text.splitlines() if line.startswith("  # stages: ")]
         assert len(lines) == (count == 2)
-    two = write_starter(Starter("c.yaml", "runs/x", "en", "de", corpora[:2], [], {}, None))
+    two = new_config_text(NewConfig("c.yaml", "runs/x", "en", "de", corpora[:2], [], {}, None))
     [stage] = load(two.replace("# stages", "stages")).data.stages
     assert stage.shares == {"0: #.tsv": 1, "1: #.tsv": 1}
 
 
 def test_lines_are_not_too_long():
-    text = write_starter(Starter("c.yaml", "runs/x", "en", "de", [TEXT, TSV], [], {"t": TEXT}, None, "x"))
+    text = new_config_text(NewConfig("c.yaml", "runs/x", "en", "de", [TEXT, TSV], [], {"t": TEXT}, None, "x"))
     assert max(map(len, text.splitlines())) <= 110
 
 
