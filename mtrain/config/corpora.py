@@ -232,6 +232,6 @@ def _corpora_or_holdout(value: Any) -> Any:
 
 
 Corpus = Annotated[AnyCorpus, BeforeValidator(_one_kind)]
-TestSet = Annotated[TextTestSet | AnyCorpus, BeforeValidator(_test_set)]
+TestCorpus = Annotated[TextTestSet | AnyCorpus, BeforeValidator(_test_set)]
 Corpora = Annotated[list[Corpus], BeforeValidator(_as_list)]
-Validation = Annotated[list[Corpus] | Holdout, BeforeValidator(_corpora_or_holdout)]
+ValidationCorpora = Annotated[list[Corpus] | Holdout, BeforeValidator(_corpora_or_holdout)]

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from mtrain.config.section import Section
 
-Share = Annotated[float, Field(ge=0, le=1000)]
+Frequency = Annotated[float, Field(ge=0, le=1000)]
 
 
 class Corruptions(Section):
@@ -14,19 +14,19 @@ class Corruptions(Section):
     corrupted, different ones in each epoch. Validation reports all kinds, including those with a share of
     0."""
 
-    misaligned: Share = Field(1.0, description="the target is that of another pair of similar length")
-    truncated: Share = Field(1.0, description="the beginning or the end of a side is missing")
-    extended: Share = Field(1.0, description="a side is followed or preceded by that of another pair")
-    wrong_language: Share = Field(
+    misaligned: Frequency = Field(1.0, description="the target is that of another pair of similar length")
+    truncated: Frequency = Field(1.0, description="the beginning or the end of a side is missing")
+    extended: Frequency = Field(1.0, description="a side is followed or preceded by that of another pair")
+    wrong_language: Frequency = Field(
         1.0, description="both sides are in the same language: a side is copied, or comes from another pair"
     )
-    numbers: Share = Field(
+    numbers: Frequency = Field(
         1.0,
         description="a number of one side is changed; if a side has no number, the same one is first "
         "inserted on both sides, and the good version keeps it",
     )
-    replaced_words: Share = Field(1.0, description="some words of a side are those of another pair")
-    word_order: Share = Field(1.0, description="the words of a side are in random order")
+    replaced_words: Frequency = Field(1.0, description="some words of a side are those of another pair")
+    word_order: Frequency = Field(1.0, description="the words of a side are in random order")
 
     @model_validator(mode="after")
     def _some_kind_is_made(self) -> Self:

@@ -12,9 +12,9 @@ from mtrain.config.corpora import (
     CorpusSpec,
     FieldsCorpus,
     SacrebleuCorpus,
-    TestSet,
+    TestCorpus,
     TsvCorpus,
-    Validation,
+    ValidationCorpora,
     names_of,
 )
 from mtrain.config.corruptions import Corruptions
@@ -37,10 +37,10 @@ class DataConfig(Section):
         "required if the corpora have several target languages",
     )
     train: Corpora = Field(description="training corpus, or a list of corpora")
-    validation: Validation = Field(
+    validation: ValidationCorpora = Field(
         description="validation corpus, a list of corpora, or `{holdout: N}` for N pairs taken out of `train`"
     )
-    test: dict[str, TestSet] = Field({}, description="test sets by name, for `mtrain evaluate`")
+    test: dict[str, TestCorpus] = Field({}, description="test sets by name, for `mtrain evaluate`")
     stages: Annotated[list[Stage], Field(min_length=1)] | None = Field(
         None,
         description="stages of training, one after another, each with shares of the corpora of `train`; "
@@ -109,8 +109,8 @@ class DataConfig(Section):
         """The languages of a corpus or test set."""
         own = Direction(corpus.source_lang or self.source_lang, corpus.target_lang or self.target_lang)
         if isinstance(corpus, SacrebleuCorpus) and self.language_tags != "none":
-            named = Direction(*corpus.langs.split("-"))
-            own = Direction(corpus.source_lang or named.source, corpus.target_lang or named.target)
+            source, target = corpus.langs.split("-")
+            own = Direction(corpus.source_lang or source, corpus.target_lang or target)
         return own
 
     @property
@@ -125,8 +125,13 @@ class DataConfig(Section):
 
     def common_direction(self, corpora: Iterable[CorpusSpec]) -> Direction:
         """The languages of some corpora, with `und` (undetermined) for a side whose languages differ."""
-        sides = zip(*map(self.direction_of, corpora), strict=True)
-        return Direction(*(codes[0] if len(set(codes)) == 1 else "und" for codes in sides))
+        directions = [self.direction_of(corpus) for corpus in corpora]
+        sources = {direction.source for direction in directions}
+        targets = {direction.target for direction in directions}
+        return Direction(
+            source=sources.pop() if len(sources) == 1 else "und",
+            target=targets.pop() if len(targets) == 1 else "und",
+        )
 
     @property
     def target_languages(self) -> list[str]:

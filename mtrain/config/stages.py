@@ -8,13 +8,13 @@ from pydantic import Field
 
 from mtrain.config.section import PositiveInt, Section
 
-Share = Annotated[float, Field(ge=0.001, le=1000)]
+StageShare = Annotated[float, Field(ge=0.001, le=1000)]
 
 
 class Stage(Section):
     """A stage of training, with a mixture of corpora of its own. Corpora without a share are left out."""
 
-    shares: Annotated[dict[str, Share], Field(min_length=1)] = Field(
+    shares: Annotated[dict[str, StageShare], Field(min_length=1)] = Field(
         description="share of each corpus among the pairs of the stage, by the name of the corpus; only the "
         "proportions matter"
     )

@@ -9,7 +9,7 @@ from mtrain.config.section import Count, FilePath, Fraction, PositiveFloat, Posi
 MicroBatchTokens = PositiveInt | Literal["auto"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
 Switch = Literal["auto", "on", "off"]
-Part = Literal["encoder", "decoder", "embeddings"]
+ModelPart = Literal["encoder", "decoder", "embeddings"]
 
 
 class TrainingConfig(Section):
@@ -20,7 +20,7 @@ class TrainingConfig(Section):
         description="run folder, model folder or checkpoint to start from; its weights, tokenizer and sizes "
         "are used",
     )
-    freeze: list[Part] = Field(
+    freeze: list[ModelPart] = Field(
         [], description="parts that are not trained; embeddings: positions and a tied output projection, too"
     )
     max_steps: PositiveInt | None = Field(

@@ -26,7 +26,7 @@ from mtrain.data.store.folder import directions_of_validation, find_data_folder,
 from mtrain.data.store.summary import read_summary
 from mtrain.decoding.problems import ProblemCounter, count_problems
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.metrics import Score, score
+from mtrain.evaluation.metrics import MetricScore, score
 from mtrain.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def with_augmented(
             yield TestSet(f"{test.name}, {name}", sources, copied, test.direction)
 
 
-def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[Score]:
+def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[MetricScore]:
     """Translate a test set and score the translations."""
     return score(translate_set(test, translator).texts, test.references, metrics)
 

@@ -73,12 +73,9 @@ def _finding_tables(found: Findings) -> str:
         tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
     words = [*(f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
     ratios = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
-    histograms = [
-        ("Words of the source", words, found.lengths[0]),
-        ("Words of the target", words, found.lengths[1]),
-        ("Characters, target / source", ratios, found.ratios),
-    ]
-    tables += [_histogram(*each) for each in histograms]
+    tables.append(_histogram("Words of the source", words, found.lengths[0]))
+    tables.append(_histogram("Words of the target", words, found.lengths[1]))
+    tables.append(_histogram("Characters, target / source", ratios, found.ratios))
     return "".join(tables)
 
 
@@ -103,8 +100,9 @@ def html_samples(run: RunRecords) -> str:
     if len(records) > STEPS_SHOWN:
         last = len(records) - 1
         records = [records[number * last // (STEPS_SHOWN - 1)] for number in range(STEPS_SHOWN)]
-    attributes = _text_attributes(run)
-    return "".join(_sample(records, row, *attributes) for row in range(len(records[-1].sentences)))
+    of_source, of_target = _text_attributes(run)
+    rows = range(len(records[-1].sentences))
+    return "".join(_sample(records, row, of_source, of_target) for row in rows)
 
 
 def _sample(records: Sequence[Translations], row: int, of_source: str, of_target: str) -> str:
@@ -140,7 +138,8 @@ def html_lengths(runs: Sequence[RunRecords]) -> str:
             column = run.name if len(by_language) == 1 else f"{run.name}, {language}"
             columns.append(column)
             metrics = make_metrics(("bleu",), language)
-            for bucket in score_by_length(*_columns(sentences), metrics):
+            sources, translations, references = _columns(sentences)
+            for bucket in score_by_length(sources, translations, references, metrics):
                 cell = f"{bucket.scores[0].score:.1f} ({bucket.sentences:,})"
                 cells.setdefault((bucket.shortest, bucket.name), {})[column] = cell
     rows = [[name, *(cells[at, name].get(column, "") for column in columns)] for at, name in sorted(cells)]
