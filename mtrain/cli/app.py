@@ -54,9 +54,6 @@ for group, functions in COMMANDS.items():
         expand_home_in_paths(function)
         add_command(app, group, function)
 
-# click.ClickException, from the click package or from the copy that newer versions of Typer contain.
-_CommandLineError: Any = typer.BadParameter.__mro__[2]
-
 
 def _print_version(requested: bool) -> None:
     if requested:
@@ -107,14 +104,15 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()  # the results before the error
         except OSError:
             terminal.discard_output()
-        return _report(*_describe(error))
+        message, exit_code = _describe(error)
+        return _report(message, exit_code)
 
 
 def _describe(error: Exception) -> tuple[str, int]:
     """The message and the exit code for an exception."""
     if isinstance(error, MtrainError):
         return str(error), error.exit_code
-    if isinstance(error, _CommandLineError):
+    if hasattr(error, "format_message"):  # a ClickException, of Click or of Typer's copy of it
         return _describe_usage(error), 2
     encoding = sys.getfilesystemencoding()
     if isinstance(error, UnicodeEncodeError) and error.encoding == encoding != "utf-8":

@@ -11,7 +11,14 @@ from typer import Argument, Option
 from mtrain.cli import terminal
 from mtrain.cli.evaluation_checks import check_inputs, check_metrics, refuse_unused
 from mtrain.cli.evaluation_results import Outputs, report_results
-from mtrain.cli.evaluation_systems import Evaluated, Inputs, Report, Require, evaluate_files, evaluate_models
+from mtrain.cli.evaluation_systems import (
+    Evaluated,
+    EvaluationInputs,
+    Report,
+    Require,
+    evaluate_files,
+    evaluate_models,
+)
 from mtrain.cli.options import (
     BatchTokens,
     BeamSize,
@@ -149,8 +156,16 @@ def evaluate(
         return
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     changes = [] if augment is None else [name.strip() for name in augment.split(",")]
-    languages = from_, to
-    inputs = Inputs(model, source, reference or [], hypotheses, compare or [], changes, languages, validation)
+    inputs = EvaluationInputs(
+        model=model,
+        source=source,
+        references=reference or [],
+        hypotheses=hypotheses,
+        compared=compare or [],
+        augment=changes,
+        languages=(from_, to),
+        validation=validation,
+    )
     names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
     check_inputs(inputs, outputs, "comet" in names)
@@ -169,7 +184,7 @@ def evaluate(
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     gpus = "0" if device == "cpu" else "auto"
-    require, report = _metric_functions(names, lowercase, bleu_tokenize, (comet, comet_model, gpus), outputs)
+    require, report = _metric_functions(names, lowercase, bleu_tokenize, comet, comet_model, gpus, outputs)
     if not translating:
         evaluate_files(inputs, report)
         return
@@ -182,7 +197,9 @@ def _metric_functions(
     names: Sequence[str],
     lowercase: bool,
     bleu_tokenize: str | None,
-    comet: tuple[Path | None, str | None, str],
+    comet: Path | None,
+    comet_model: str | None,
+    gpus: str,
     outputs: Outputs,
 ) -> tuple[Require, Report]:
     """What checks that the metrics are available for a test set, and what scores translations by them.
@@ -200,11 +217,10 @@ def _metric_functions(
         metrics(test.target_lang(language))
 
     metrics(None)  # an error before any work
-    folder, model, gpus = comet
-    python = comet_python(folder) if "comet" in names and read_launch().rank == 0 else Path()
+    python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
 
     def report(evaluated: Iterable[Evaluated], language: str | None) -> None:
-        with CometProcess(python, str(path_of(model or DEFAULT_MODEL)), gpus) as process:
+        with CometProcess(python, str(path_of(comet_model or DEFAULT_MODEL)), gpus) as process:
 
             def metrics_for(test: "TestSet") -> dict[str, Any]:
                 return metrics(test.target_lang(language), lambda: Comet(process, test.sources))

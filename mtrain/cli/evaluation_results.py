@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mtrain.evaluation.compare import MetricComparison, PairedScore
     from mtrain.evaluation.evaluate import TestSet
     from mtrain.evaluation.lengths import LengthBucket
-    from mtrain.evaluation.metrics import Score
+    from mtrain.evaluation.metrics import MetricScore
 
 
 class Outputs(NamedTuple):
@@ -31,13 +31,13 @@ class _Result(NamedTuple):
     """The scores of the systems on a test set."""
 
     evaluated: Evaluated
-    scores: "list[Score]"  # of the baseline
+    scores: "list[MetricScore]"  # of the baseline
     comparisons: "list[MetricComparison]"  # none unless there are several systems
     by_length: "dict[str, list[LengthBucket]]"  # by system
     sentences: dict[str, dict[str, list[float]]]  # by system and metric, if something needs them
 
     def as_json(self) -> dict[str, Any]:
-        test, systems, problems = self.evaluated
+        test, problems = self.evaluated.test, self.evaluated.problems
         record: dict[str, Any] = {
             "sentences": len(test.references[0]),
             "scores": [score._asdict() for score in self.scores],
@@ -47,7 +47,7 @@ class _Result(NamedTuple):
         if known := {system: counts for system, counts in problems.items() if counts is not None}:
             record["problems"] = known
         if self.comparisons:
-            record["baseline"] = next(iter(systems))
+            record["baseline"] = next(iter(self.evaluated.systems))
             record["comparisons"] = [
                 {**comparison._asdict(), "scores": [score._asdict() for score in comparison.scores]}
                 for comparison in self.comparisons
@@ -111,14 +111,14 @@ def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _
     from mtrain.evaluation.lengths import score_by_length
     from mtrain.evaluation.metrics import score, score_sentences
 
-    (_, sources, references, _), systems, _ = evaluated
+    systems, references = evaluated.systems, evaluated.test.references
     scores = score(next(iter(systems.values())), references, metrics)
     comparisons = compare_systems(systems, references, metrics) if len(systems) > 1 else []
     buckets, sentences = {}, {}
     for name, texts in systems.items():
         if outputs.by_length:
             of_sacrebleu = {key: metric for key, metric in metrics.items() if key != "comet"}
-            buckets[name] = score_by_length(sources, texts, references, of_sacrebleu)
+            buckets[name] = score_by_length(evaluated.test.sources, texts, references, of_sacrebleu)
         if outputs.sentence_scores is not None or outputs.html is not None:
             sentences[name] = score_sentences(texts, references, metrics)
     return _Result(evaluated, scores, comparisons, buckets, sentences)
@@ -127,15 +127,16 @@ def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _
 def _lines_of(result: _Result) -> Iterable[str]:
     from mtrain.evaluation.compare import SIGNIFICANT
 
-    (name, _, references, direction), systems, problems = result.evaluated
-    yield f"{name} ({f'{direction}, ' if direction else ''}{len(references[0])} sentences)"
+    test, systems = result.evaluated.test, result.evaluated.systems
+    direction = f"{test.direction}, " if test.direction else ""
+    yield f"{test.name} ({direction}{len(test.references[0])} sentences)"
     if not result.comparisons:
         yield from format_scores(result.scores)
     for comparison in result.comparisons:
         yield from _lines_of_comparison(comparison)
     if result.comparisons:
         yield f"    * p < {SIGNIFICANT}: a difference from the baseline is unlikely to be due to chance"
-    for system, counts in problems.items():
+    for system, counts in result.evaluated.problems.items():
         if counts is not None:
             shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
             yield f"  problems: {shown}" + (f"; {system}" if len(systems) > 1 else "")
@@ -160,8 +161,9 @@ def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
     header = ["", "score", "mean", "95%\ninterval", "p\n(bootstrap)", "p\n(randomization)"]
     rows = []
     for each in comparison.scores:
-        numbers = f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}", f"± {each.confidence:.{digits}f}"
-        rows.append([each.system, *numbers, p(each.bootstrap_p, each), p(each.randomization_p, each)])
+        row = [each.system, f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}"]
+        row += [f"± {each.confidence:.{digits}f}", p(each.bootstrap_p, each), p(each.randomization_p, each)]
+        rows.append(row)
     rows[0][0] += " (baseline)"
     signature = wrap_signature(named_signature(comparison.metric, comparison.signature), 2)
     yield from (f"  {line}" for line in signature.split("\n"))
@@ -172,11 +174,12 @@ def _write_sentences(result: _Result, out: IO[str], header: bool) -> None:
     """Write one tab-separated line for each sentence of each system."""
     for system, scores in result.sentences.items():
         if header:
-            print("test", "system", "line", *scores, sep="\t", file=out)
+            print("\t".join(["test", "system", "line", *scores]), file=out)
             header = False
+        names = [_without_tabs(text) for text in (result.evaluated.test.name, system)]
         for line, row in enumerate(zip(*scores.values(), strict=True), start=1):
-            names = (_without_tabs(text) for text in (result.evaluated.test.name, system))
-            print(*names, line, *(f"{score:.4f}" for score in row), sep="\t", file=out)
+            fields = [*names, str(line), *(f"{score:.4f}" for score in row)]
+            print("\t".join(fields), file=out)
 
 
 def _without_tabs(text: str) -> str:
@@ -188,7 +191,12 @@ def _write_html(results: Sequence[_Result], path: Path) -> None:
 
     sets = [
         ComparedSet(
-            *result.evaluated.test[:3], result.evaluated.systems, result.comparisons, result.sentences
+            name=result.evaluated.test.name,
+            sources=result.evaluated.test.sources,
+            references=result.evaluated.test.references,
+            systems=result.evaluated.systems,
+            comparisons=result.comparisons,
+            sentences=result.sentences,
         )
         for result in results
     ]

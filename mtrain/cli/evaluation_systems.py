@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mtrain.evaluation.evaluate import Output, TestSet
 
 
-class Inputs(NamedTuple):
+class EvaluationInputs(NamedTuple):
     """What the command line names."""
 
     model: Path | None
@@ -61,7 +61,7 @@ Require = Callable[["TestSet", str | None], None]  # given a language of the tra
 Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations into a language, if it is known
 
 
-def evaluate_files(inputs: Inputs, report: Report) -> None:
+def evaluate_files(inputs: EvaluationInputs, report: Report) -> None:
     """Report on existing translations. MODEL is used only for its target language."""
     from mtrain.evaluation.evaluate import given_output, target_lang_of
 
@@ -76,7 +76,7 @@ def evaluate_files(inputs: Inputs, report: Report) -> None:
 
 
 def evaluate_models(
-    inputs: Inputs,
+    inputs: EvaluationInputs,
     decoding_settings: Sequence[str],
     data_settings: Sequence[str],
     beam_size: int | None,
@@ -139,13 +139,13 @@ def _between(path: Path, translator: "Translator", languages: tuple[str | None, 
     """The translator of the model in `path` for other languages. Raises UsageError if it does not know
     them."""
     try:
-        return translator.between(*languages)
+        return translator.between(languages[0], languages[1])
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
 def _translated(
-    inputs: Inputs,
+    inputs: EvaluationInputs,
     tests: Sequence["TestSet"],
     texts: dict[str, list[str]],
     done: "dict[str, list[Output]]",
@@ -161,13 +161,13 @@ def _translated(
         yield Evaluated.of(test, outputs)
 
 
-def _read_systems(inputs: Inputs) -> dict[str, list[str]]:
+def _read_systems(inputs: EvaluationInputs) -> dict[str, list[str]]:
     """The lines of the files among the systems."""
     files = [path for path in inputs.systems if not inputs.is_model(path)]
     return {_name_of(file): list(terminal.read_lines(file)) for file in files}
 
 
-def _given_test_sets(inputs: Inputs, texts: dict[str, list[str]]) -> list["TestSet"]:
+def _given_test_sets(inputs: EvaluationInputs, texts: dict[str, list[str]]) -> list["TestSet"]:
     """The test set in the files of --source and --reference. Raises DataError if numbers of lines differ."""
     from mtrain.evaluation.evaluate import TestSet, read_references
 
@@ -183,7 +183,7 @@ def _given_test_sets(inputs: Inputs, texts: dict[str, list[str]]) -> list["TestS
 
 
 def _configured_test_sets(
-    inputs: Inputs, settings: Sequence[str], texts: dict[str, list[str]]
+    inputs: EvaluationInputs, settings: Sequence[str], texts: dict[str, list[str]]
 ) -> list["TestSet"]:
     """The test sets or the validation set of MODEL's run. There must be one set if files are compared with
     the model."""

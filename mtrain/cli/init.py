@@ -180,11 +180,20 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
         return [(spec_of(corpus.group, kind, sides), corpus.pairs) for corpus in corpora]
 
     tests = zip(names_of_test_sets([corpus.group for corpus in found.test]), sized(found.test), strict=True)
-    train, validation = sized(found.train), sized(found.validation)
     # Test sets must be readable; `check` warns about them.
     read = (*found.train, *found.validation)
     problems = [corpus.problem for corpus in read if corpus.problem]
-    return NewConfig("", "", source, target, train, validation, dict(tests), minutes, *problems[:1])
+    return NewConfig(
+        file="",
+        run_dir="",
+        source_lang=source,
+        target_lang=target,
+        train=sized(found.train),
+        validation=sized(found.validation),
+        test=dict(tests),
+        max_minutes=minutes,
+        skipped=next(iter(problems), ""),
+    )
 
 
 def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[str | None]) -> "Roles":
@@ -193,8 +202,9 @@ def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[s
     from mtrain.inspection.file_groups import Roles, divide_by_role
     from mtrain.inspection.files import groups_of
 
-    files, validation, test = (groups_of(group, kind, languages) if group else [] for group in names)
-    own = divide_by_role(files)
+    own = divide_by_role(groups_of(names[0], kind, languages))
+    validation = groups_of(names[1], kind, languages) if names[1] else []
+    test = groups_of(names[2], kind, languages) if names[2] else []
     for role, given, found in (("validation", validation, own.validation), ("test", test, own.test)):
         if given and found:
             unused = ", ".join(name for group in found for name in group.files)

@@ -13,14 +13,13 @@ from mtrain.config.new_config import holdout_size
 from mtrain.control_characters import escape_control_characters
 from mtrain.data.text.identify_language import EXTRA, can_identify
 from mtrain.errors import MtrainError, UsageError
-from mtrain.inspection.choose_sides import Side, Sides, choose_sides
+from mtrain.inspection.choose_sides import ChosenSides, FoundText, choose_sides
 from mtrain.inspection.corpora import Inspected
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 Languages = tuple[str, str]
-Codes = tuple[str | None, str | None]
 _MINUTES = 60.0
 _FEW = 1000  # training pairs
 _CODE = re.compile(r"[a-z]{2,3}(-\w+)?")  # of a language without a code of two letters, such as nds
@@ -36,18 +35,19 @@ class Given(NamedTuple):
     """What the options say, and whether to ask for the rest."""
 
     columns: tuple[str | None, str | None]  # of source and target
-    languages: Codes
+    languages: tuple[str | None, str | None]
     max_minutes: float | None
     asks: bool
 
 
-def settle_sides(candidates: Sequence[Side], given: Given) -> Sides:
+def settle_sides(candidates: Sequence[FoundText], given: Given) -> ChosenSides:
     """The source and the target among several texts. Raises UsageError if there is no good guess."""
-    chosen = choose_sides(candidates, given.columns, given.languages).with_given(*given.languages)
+    source, target = given.languages
+    chosen = choose_sides(candidates, given.columns, given.languages).with_given(source, target)
     if chosen.certain:
         return chosen
     if given.asks:
-        return _ask_for_sides(candidates, chosen).with_given(*given.languages)
+        return _ask_for_sides(candidates, chosen).with_given(source, target)
     named = [side.named for side in candidates]
     if None not in named and len(set(named)) == len(named):
         found = ", ".join(map(str, named))
@@ -61,7 +61,7 @@ def settle_sides(candidates: Sequence[Side], given: Given) -> Sides:
     return chosen
 
 
-def settle_languages(sides: Sides, given: Given) -> tuple[Languages, Sides]:
+def settle_languages(sides: ChosenSides, given: Given) -> tuple[Languages, ChosenSides]:
     """The languages, and the sides: exchanged if the answer names their languages in the other order.
 
     Raises UsageError if nobody can be asked and a language is unknown or both are the same.
@@ -74,7 +74,7 @@ def settle_languages(sides: Sides, given: Given) -> tuple[Languages, Sides]:
         return _require_languages(sides, found[0], found[1]), sides
     languages = _ask_for_languages(found)
     if all(map(is_same_language, languages, sides.languages[::-1])):
-        sides = Sides(sides.target, sides.source)
+        sides = ChosenSides(sides.target, sides.source)
     return languages, sides
 
 
@@ -86,7 +86,7 @@ def settle_minutes(given: Given) -> float | None:
     return minutes or None
 
 
-def show_corpora(found: Inspected, sides: Sides) -> None:
+def show_corpora(found: Inspected, sides: ChosenSides) -> None:
     """Log what was found, so that a wrong guess is seen, and what may be wrong with it."""
     for name, corpora in found._asdict().items():
         for corpus in corpora:
@@ -103,16 +103,16 @@ def show_corpora(found: Inspected, sides: Sides) -> None:
         log.info("%s: %s (%s): %s", name, place, language, _show(text))
     for side in sides[:2]:
         if side.is_misnamed:
-            names = language_name(str(side.language)), language_name(str(side.seen))
-            log.warning("%s: the text does not seem to be %s, but perhaps %s", side.name, *names)
+            wrong, seen = language_name(str(side.language)), language_name(str(side.seen))
+            log.warning("%s: the text does not seem to be %s, but perhaps %s", side.name, wrong, seen)
     if pairs < _FEW:
         log.warning("only %s training pairs: a useful model needs many thousands", f"{pairs:,}")
 
 
-def _ask_for_sides(sides: Sequence[Side], chosen: Sides) -> Sides:
+def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSides:
     """Ask which of several texts are source and target."""
 
-    def parse(answer: str) -> Sides:
+    def parse(answer: str) -> ChosenSides:
         words = answer.replace(",", " ").split()
         if len(words) != 2:
             raise UsageError("give two of them, source and target")
@@ -137,13 +137,10 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
             raise UsageError("give two codes or English names of languages, such as en de or English German")
         return _require_different(str(codes[0]), str(codes[1]))
 
-    is_known = all(suggested) and not is_same_language(*suggested)
-    known = " ".join(map(str, suggested)) if is_known else ""
-    meaning = (
-        f", {language_name(str(suggested[0]))} to {language_name(str(suggested[1]))}"
-        if known
-        else ", such as en de"
-    )
+    source, target = suggested
+    known, meaning = "", ", such as en de"
+    if source and target and not is_same_language(source, target):
+        known, meaning = f"{source} {target}", f", {language_name(source)} to {language_name(target)}"
     return _ask(f"Languages of source and target{meaning}", known, parse)
 
 
@@ -162,7 +159,7 @@ def _ask_for_minutes() -> float:
     return _ask("Minutes that training may take, 0 for no limit", f"{_MINUTES:g}", parse)
 
 
-def _require_languages(sides: Sides, source: str | None, target: str | None) -> Languages:
+def _require_languages(sides: ChosenSides, source: str | None, target: str | None) -> Languages:
     """The languages, if both are known. Raises UsageError that says what to do otherwise."""
     if source and target:
         return _require_different(source, target)
@@ -183,7 +180,7 @@ def _require_different(source: str, target: str) -> Languages:
     return source, target
 
 
-def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answer:
+def _ask(question: str, suggested: str, parse: Callable[[str], T]) -> T:
     """Ask until the answer is valid. Raises UsageError at the end of input."""
     while True:
         hint = f" [{suggested}]" if suggested else ""

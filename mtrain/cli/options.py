@@ -88,7 +88,7 @@ def expand_home_in_paths(function: Callable[..., None]) -> None:
     """Expand `~` in all path arguments and options of a command. A shell expands it only at the beginning
     of a word, not in `--output=~/x`."""
     for annotation in get_type_hints(function, include_extras=True).values():
-        type_, info, *_ = (*get_args(annotation), None, None)
+        type_, info = get_args(annotation)[:2] or (None, None)
         item_types = [each for part in (type_, *get_args(type_)) for each in (part, *get_args(part))]
         if info is not None and Path in item_types:
             info.parser = _typed_path

@@ -89,7 +89,8 @@ class Prompt:
     def _show_attention(self, _: str) -> None:
         if self.last is None:
             raise UsageError(":attention: translate a sentence first")
-        _print_to_stderr(draw_attention(*attention(self.translator, *self.last)))
+        source, target, weights = attention(self.translator, self.last[0], self.last[1])
+        _print_to_stderr(draw_attention(source, target, weights))
 
 
 def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:

@@ -113,7 +113,7 @@ def score(
                 score_lines(translator, other, terminal.read_lines(tsv), str(tsv), progress.add, quotes)
             )
             return
-        for scored in score_pairs(translator, _read_pairs(*inputs), progress.add):
+        for scored in score_pairs(translator, _read_pairs(inputs), progress.add):
             out.write(scored.as_json() if json_ else scored.line())
 
 
@@ -144,7 +144,7 @@ def _classify(
             lines = terminal.read_lines(inputs[0])
             out.writelines(with_column(lines, str(inputs[0]), probabilities, quotes))
         else:
-            out.writelines(f"{value:.6f}\n" for value in probabilities(_read_pairs(*inputs)))
+            out.writelines(f"{value:.6f}\n" for value in probabilities(_read_pairs(inputs)))
 
 
 def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) -> list[Path]:
@@ -160,9 +160,11 @@ def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) 
     return given
 
 
-def _read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
+def _read_pairs(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """The pairs of lines of two files."""
     from mtrain.config.corpora import TextCorpus
     from mtrain.data.reading.corpus import read_corpus
     from mtrain.data.reading.lines import raise_errors
 
-    return raise_errors(read_corpus(TextCorpus(source=str(source), target=str(target))))
+    source, target = map(str, inputs)
+    return raise_errors(read_corpus(TextCorpus(source=source, target=target)))

@@ -10,13 +10,13 @@ from mtrain.cli.terminal import columns_of
 from mtrain.control_characters import escape_control_characters
 
 if TYPE_CHECKING:
-    from mtrain.evaluation.metrics import Score
+    from mtrain.evaluation.metrics import MetricScore
 
-Rows = Sequence[Sequence[str]]
+TableRows = Sequence[Sequence[str]]
 
 
 def format_table(
-    rows: Rows, header: Sequence[str] = (), left: Sequence[int] = (0,), indent: int = 2
+    rows: TableRows, header: Sequence[str] = (), left: Sequence[int] = (0,), indent: int = 2
 ) -> Iterator[str]:
     """Yield the lines of a table for stdout. The columns `left` are aligned on the left and may be wrapped
     on a terminal; the others, such as numbers, are aligned on the right. A title may have two lines."""
@@ -49,7 +49,7 @@ def format_table(
     yield from (line.rstrip() for line in shown.getvalue().splitlines())
 
 
-def format_scores(scores: "Sequence[Score]") -> Iterator[str]:
+def format_scores(scores: "Sequence[MetricScore]") -> Iterator[str]:
     """Yield the lines of scores for stdout: a table on a terminal, elsewhere as sacreBLEU formats them."""
     if not sys.stdout.isatty():
         yield from (f"  {score.detail}" for score in scores)
@@ -75,7 +75,7 @@ def wrap_signature(text: str, beside: int) -> str:
     return "\n".join(part.replace("| ", "|") for wrapped in lines for part in wrapped)
 
 
-def _plain(rows: Rows, left: Sequence[int], indent: int) -> Iterator[str]:
+def _plain(rows: TableRows, left: Sequence[int], indent: int) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (

@@ -30,7 +30,7 @@ from mtrain.cli.options import (
     speed_option,
 )
 from mtrain.cli.output import is_stream, require_writable
-from mtrain.cli.translation_output import Format, write_translations
+from mtrain.cli.translation_output import OutputFormat, write_translations
 from mtrain.distributed.launch import read_launch, require_repeatable
 from mtrain.errors import UsageError
 
@@ -157,9 +157,11 @@ def translate(
 
             Prompt(translator, n_best).run()
             return
-        form = Format(n_best, scores, alignments, json_)
-        files = input_file, output_file, prefix
-        translator.lead(ranks, lambda: write_translations(translator, typed, *files, form, continue_))
+        form = OutputFormat(n_best, scores, alignments, json_)
+        translator.lead(
+            ranks,
+            lambda: write_translations(translator, typed, input_file, output_file, prefix, form, continue_),
+        )
         if attention is not None and is_first:
             prefixes = None if prefix is None else terminal.read_lines(prefix)
             write_attention(translator, typed, prefixes, str(model), attention)

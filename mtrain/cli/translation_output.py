@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 REPORT_AFTER = 1.0  # seconds after which a translation ends with a message about its speed
 
 
-class Format(NamedTuple):
+class OutputFormat(NamedTuple):
     """The output format of translations."""
 
     n_best: int
@@ -45,12 +45,12 @@ class Format(NamedTuple):
         return translation.answer(self.n_best, self.scores, self.alignments)
 
 
-class Job(NamedTuple):
+class TranslationJob(NamedTuple):
     """What to do with each input line."""
 
     translator: "Translator"
     prefix: Path | None
-    form: Format
+    form: OutputFormat
     progress: "ProgressBar"
     problems: "ProblemCounter"
     paused: Callable[[float], bool]  # see `Translator.stream`
@@ -115,7 +115,7 @@ def write_translations(
     input_file: Path | None,
     output_file: Path | None,
     prefix: Path | None,
-    form: Format,
+    form: OutputFormat,
     continue_: bool,
 ) -> None:
     """Translate the typed sentences, or a file or stdin, and write the results to stdout or a file. A file is
@@ -133,7 +133,7 @@ def write_translations(
     paused: Callable[[float], bool] = (lambda _: False) if pipe is None else pipe.paused
     hidden = bool(typed) or is_on_screen(output_file)
     with ProgressBar("translated", "lines", total, hidden) as progress:
-        job = Job(translator, prefix, form, progress, ProblemCounter(), paused)
+        job = TranslationJob(translator, prefix, form, progress, ProblemCounter(), paused)
         if output_file is None or is_stream(output_file):
             with open_output(output_file) as out:
                 write_lines(job.answers(lines), out, flush_every=0)  # the next input may take long to arrive
@@ -144,7 +144,11 @@ def write_translations(
     if progress.count and progress.seconds >= REPORT_AFTER and not typed:
         done = f"{progress.count:,} lines in {format_duration(progress.seconds)}"
         log.info("translated %s: %s", done, progress.speed())
-        if output_file is not None and not is_stream(output_file) and form == Format(1, False, False, False):
+        if (
+            output_file is not None
+            and not is_stream(output_file)
+            and form == OutputFormat(1, False, False, False)
+        ):
             file = shlex.quote(str(output_file))
             terminal.suggest("next", f"mtrain evaluate --hypotheses {file} --reference FILE")
 
@@ -167,7 +171,7 @@ def _check_prefixes(file: Path, lines: int) -> None:
         )
 
 
-def _write_resumable(job: Job, lines: Iterator[str], path: Path, continue_: bool) -> None:
+def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, continue_: bool) -> None:
     """Write the translations of `lines` to a file which --continue can resume after an interruption."""
     from mtrain.storage.resumable import ResumableOutput
 

@@ -24,7 +24,7 @@ from mtrain.errors import DataError, ModelError
 log = logging.getLogger(__name__)
 
 _HEAD = 1000  # lines that tell whether fields are in quotes
-Values = Callable[[Iterator[tuple[str, str]]], Iterable[float]]  # scores of pairs
+ScorePairs = Callable[[Iterator[tuple[str, str]]], Iterable[float]]  # scores of pairs
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def score_lines(
     return with_column(lines, name, values, quotes)
 
 
-def with_column(lines: Iterable[str], name: str, values: Values, quotes: bool = False) -> Iterator[str]:
+def with_column(lines: Iterable[str], name: str, values: ScorePairs, quotes: bool = False) -> Iterator[str]:
     """Yield each line of a TSV file with one more column and a line end: what `values` returns for its first
     two columns. With `quotes`, these may be in double quotes; otherwise, a warning is logged if they seem to
     be. Blank lines at the end are no pairs, and are yielded as they are. Raises DataError, which gives the
