@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
+from mtrain.cli import options, terminal
 from mtrain.cli.evaluation_checks import check_inputs, check_metrics, refuse_unused
 from mtrain.cli.evaluation_results import Outputs, report_results
 from mtrain.cli.evaluation_systems import (
@@ -18,21 +18,6 @@ from mtrain.cli.evaluation_systems import (
     Require,
     evaluate_files,
     evaluate_models,
-)
-from mtrain.cli.options import (
-    BatchTokens,
-    BeamSize,
-    Debug,
-    Device,
-    From,
-    Json,
-    LengthPenalty,
-    Quiet,
-    Set,
-    To,
-    file_option,
-    overrides,
-    result_option,
 )
 from mtrain.cli.output import open_stdout
 from mtrain.distributed.launch import read_launch
@@ -52,24 +37,24 @@ def evaluate(
         Argument(metavar="MODEL", help="Run folder, model folder or checkpoint; optional with --hypotheses."),
     ] = None,
     source: Annotated[
-        Path | None, file_option(metavar="FILE", help="Sentences to translate and score; - is stdin.")
+        Path | None, options.file(metavar="FILE", help="Sentences to translate and score; - is stdin.")
     ] = None,
     reference: Annotated[
-        list[Path] | None, file_option(metavar="FILE", help="Reference translations; repeatable.")
+        list[Path] | None, options.file(metavar="FILE", help="Reference translations; repeatable.")
     ] = None,
     hypotheses: Annotated[
-        Path | None, file_option(metavar="FILE", help="Translations to score; - is stdin.")
+        Path | None, options.file(metavar="FILE", help="Translations to score; - is stdin.")
     ] = None,
     compare: Annotated[
         list[Path] | None,
-        file_option(
+        options.file(
             metavar="MODEL|FILE",
             help="Model or file of translations to compare with MODEL or --hypotheses; repeatable.",
         ),
     ] = None,
     validation: Annotated[
         bool,
-        file_option(
+        options.file(
             "--validation",
             help="Score the validation set of MODEL's run instead of its test sets, to choose settings.",
         ),
@@ -89,26 +74,26 @@ def evaluate(
     ] = None,
     augment: Annotated[
         str | None,
-        result_option(
+        options.result(
             metavar="NAMES",
             help="Also score changed copies of the test sets: comma-separated list of uppercase, titlecase, "
             "drop_final_punctuation and typos.",
         ),
     ] = None,
     by_length: Annotated[
-        bool, result_option("--by-length", help="Also score the sentences of each range of source lengths.")
+        bool, options.result("--by-length", help="Also score the sentences of each range of source lengths.")
     ] = False,
     sentence_scores: Annotated[
         Path | None,
-        result_option(metavar="FILE", help="Write the scores of each sentence to a tab-separated file."),
+        options.result(metavar="FILE", help="Write the scores of each sentence to a tab-separated file."),
     ] = None,
     html: Annotated[
         Path | None,
-        result_option(metavar="FILE", help="Write a page with the compared sentences side by side."),
+        options.result(metavar="FILE", help="Write a page with the compared sentences side by side."),
     ] = None,
-    json_: Json = False,
-    from_: From = None,
-    to: To = None,
+    json_: options.Json = False,
+    from_: options.From = None,
+    to: options.To = None,
     comet: Annotated[
         Path | None,
         comet_option(
@@ -129,13 +114,13 @@ def evaluate(
             help="Create a virtual environment with unbabel-comet in FOLDER, and do nothing else.",
         ),
     ] = None,
-    beam_size: BeamSize = None,
-    length_penalty: LengthPenalty = None,
-    batch_tokens: BatchTokens = None,
-    set_: Set = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    beam_size: options.BeamSize = None,
+    length_penalty: options.LengthPenalty = None,
+    batch_tokens: options.BatchTokens = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Compute BLEU, chrF and TER with sacreBLEU.
 
@@ -178,7 +163,7 @@ def evaluate(
         others = {"device": unused_device, "augment": augment, "from": from_}
         unused = {**search, "set": set_ or None, **others}
         refuse_unused(unused, "--hypotheses, which are scored without translating")
-    settings = overrides(set_, "decoding.", **search)
+    settings = options.overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
     decoding_settings = [assignment for assignment in settings if assignment not in data_settings]
     if inputs.references and data_settings:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import Debug, Quiet
+from mtrain.cli import options, terminal
 from mtrain.cli.output import open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
 from mtrain.paths import path_of
@@ -75,8 +74,8 @@ def init(
     ] = None,
     force: Annotated[bool, config_option("--force", help="Replace an existing config.")] = False,
     yes: Annotated[bool, config_option("--yes", help="Ask nothing, and accept what is suggested.")] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Write a config for your own files.
 

@@ -13,13 +13,13 @@ from mtrain.cli.terminal import restore_utf8
 from mtrain.paths import path_of
 
 # Options of long commands, by group.
-file_option = partial(Option, rich_help_panel="Files")
-search_option = partial(Option, rich_help_panel="Search")
-sampling_option = partial(Option, rich_help_panel="Sampling")
-speed_option = partial(Option, rich_help_panel="Speed")
-result_option = partial(Option, rich_help_panel="Results")
-language_option = partial(Option, rich_help_panel="Languages")
-general_option = partial(Option, rich_help_panel=GENERAL)
+file = partial(Option, rich_help_panel="Files")
+search = partial(Option, rich_help_panel="Search")
+sampling = partial(Option, rich_help_panel="Sampling")
+speed = partial(Option, rich_help_panel="Speed")
+result = partial(Option, rich_help_panel="Results")
+language = partial(Option, rich_help_panel="Languages")
+general = partial(Option, rich_help_panel=GENERAL)
 
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder, model folder or checkpoint.")]
@@ -27,12 +27,11 @@ RunDir = Annotated[
     str | None, Option(metavar="FOLDER", help="Run folder to use instead of run_dir in CONFIG.")
 ]
 InputFile = Annotated[
-    Path | None,
-    file_option("-i", "--input", metavar="FILE", help="Input file, one sentence per line; - is stdin."),
+    Path | None, file("-i", "--input", metavar="FILE", help="Input file, one sentence per line; - is stdin.")
 ]
 OutputFile = Annotated[
     Path | None,
-    file_option(
+    file(
         "-o",
         "--output",
         metavar="FILE",
@@ -40,48 +39,43 @@ OutputFile = Annotated[
     ),
 ]
 Ensemble = Annotated[
-    list[str] | None, search_option(metavar="MODEL", help="Further model of an ensemble; repeatable.")
+    list[str] | None, search(metavar="MODEL", help="Further model of an ensemble; repeatable.")
 ]
 BeamSize = Annotated[
-    int | None, search_option(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
+    int | None, search(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
 ]
 LengthPenalty = Annotated[
-    float | None,
-    search_option(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA."),
+    float | None, search(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA.")
 ]
 BatchTokens = Annotated[
     int | None,
-    speed_option(
-        min=1, metavar="N", help="Maximum batch size in padded source tokens times beams or samples."
-    ),
+    speed(min=1, metavar="N", help="Maximum batch size in padded source tokens times beams or samples."),
 ]
 From = Annotated[
     str | None,
-    language_option("--from", metavar="LANG", help="Language of the source, for models with language tags."),
+    language("--from", metavar="LANG", help="Language of the source, for models with language tags."),
 ]
 To = Annotated[
     str | None,
-    language_option(
-        "--to", metavar="LANG", help="Language to translate into, for models with language tags."
-    ),
+    language("--to", metavar="LANG", help="Language to translate into, for models with language tags."),
 ]
-Json = Annotated[bool, result_option("--json", help="Print JSON.")]
+Json = Annotated[bool, result("--json", help="Print JSON.")]
 Set = Annotated[
     list[str] | None,
-    general_option(
+    general(
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Override a config key or, for a trained MODEL, a decoding key; repeatable.",
     ),
 ]
 Device = Annotated[
-    str, general_option(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda, cuda:N, mps or xpu.")
+    str, general(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda, cuda:N, mps or xpu.")
 ]
 NoCheck = Annotated[
     bool, Option("--no-check", help="Do not check the corpora before encoding them (data.check).")
 ]
-Quiet = Annotated[bool, general_option("--quiet", help="Print only warnings and errors.")]
-Debug = Annotated[bool, general_option("--debug", help="Print debug messages and tracebacks.")]
+Quiet = Annotated[bool, general("--quiet", help="Print only warnings and errors.")]
+Debug = Annotated[bool, general("--debug", help="Print debug messages and tracebacks.")]
 
 
 def expand_home_in_paths(function: Callable[..., None]) -> None:

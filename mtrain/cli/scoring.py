@@ -6,21 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import (
-    BatchTokens,
-    Debug,
-    Device,
-    Ensemble,
-    From,
-    ModelFolder,
-    OutputFile,
-    Quiet,
-    Set,
-    To,
-    file_option,
-    overrides,
-)
+from mtrain.cli import options, terminal
 from mtrain.cli.output import is_on_screen, open_output, require_writable
 from mtrain.cli.translation import load_translator
 from mtrain.cli.translation_output import count_lines
@@ -28,16 +14,16 @@ from mtrain.errors import UsageError
 
 
 def score(
-    model: ModelFolder,
+    model: options.ModelFolder,
     source: Annotated[
-        Path | None, file_option("-i", "--input", metavar="FILE", help="Source sentences, one per line.")
+        Path | None, options.file("-i", "--input", metavar="FILE", help="Source sentences, one per line.")
     ] = None,
     target: Annotated[
-        Path | None, file_option(metavar="FILE", help="Translations of the lines of -i, one per line.")
+        Path | None, options.file(metavar="FILE", help="Translations of the lines of -i, one per line.")
     ] = None,
     tsv: Annotated[
         Path | None,
-        file_option(
+        options.file(
             metavar="FILE",
             help="Tab-separated file with source and target in its first two columns, in place of -i and "
             "--target. It is printed with the score as a further column.",
@@ -55,18 +41,18 @@ def score(
         bool,
         Option("--classifier", help="MODEL is a pair classifier: print the probability that a pair is good."),
     ] = False,
-    output: OutputFile = None,
-    from_: From = None,
-    to: To = None,
-    ensemble: Ensemble = None,
-    batch_tokens: BatchTokens = None,
+    output: options.OutputFile = None,
+    from_: options.From = None,
+    to: options.To = None,
+    ensemble: options.Ensemble = None,
+    batch_tokens: options.BatchTokens = None,
     json_: Annotated[
         bool, Option("--json", help="Print one JSON object per line, which also has the tokens.")
     ] = False,
-    set_: Set = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Score given translations with MODEL.
 
@@ -93,13 +79,13 @@ def score(
         raise UsageError(f"--classifier and {given[0]} exclude each other")
     require_writable(output, inputs)
     if classifier:
-        settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
+        settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
         _classify(model, device, settings, inputs, output, quotes)
         return
     from mtrain.decoding.score import score_lines, score_pairs
     from mtrain.progress_bar import ProgressBar
 
-    settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
+    settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
     translator = load_translator(model, device, settings, ensemble).between(from_, to)
     other = None
     if reverse is not None:

@@ -7,28 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from mtrain.cli import terminal
+from mtrain.cli import options, terminal
 from mtrain.cli.attention import check_attention, write_attention
-from mtrain.cli.options import (
-    BatchTokens,
-    BeamSize,
-    Debug,
-    Device,
-    Ensemble,
-    From,
-    InputFile,
-    LengthPenalty,
-    ModelFolder,
-    OutputFile,
-    Quiet,
-    Set,
-    To,
-    file_option,
-    overrides,
-    result_option,
-    sampling_option,
-    speed_option,
-)
 from mtrain.cli.output import is_stream, require_writable
 from mtrain.cli.translation_output import OutputFormat, write_translations
 from mtrain.distributed.launch import read_launch, require_repeatable
@@ -39,69 +19,69 @@ if TYPE_CHECKING:
 
 
 def translate(
-    model: ModelFolder,
+    model: options.ModelFolder,
     text: Annotated[
         list[str] | None, Argument(metavar="TEXT", help="Lines to translate; - is stdin.", show_default=False)
     ] = None,
-    input_file: InputFile = None,
-    output_file: OutputFile = None,
+    input_file: options.InputFile = None,
+    output_file: options.OutputFile = None,
     continue_: Annotated[
-        bool, file_option("--continue", help="Resume the output file of an interrupted command.")
+        bool, options.file("--continue", help="Resume the output file of an interrupted command.")
     ] = False,
-    from_: From = None,
-    to: To = None,
-    beam_size: BeamSize = None,
+    from_: options.From = None,
+    to: options.To = None,
+    beam_size: options.BeamSize = None,
     n_best: Annotated[
-        int, result_option(min=1, max=1024, metavar="N", help="Number of translations for each sentence.")
+        int, options.result(min=1, max=1024, metavar="N", help="Number of translations for each sentence.")
     ] = 1,
-    length_penalty: LengthPenalty = None,
-    batch_tokens: BatchTokens = None,
+    length_penalty: options.LengthPenalty = None,
+    batch_tokens: options.BatchTokens = None,
     workers: Annotated[
         int | None,
-        speed_option(
+        options.speed(
             min=1,
             max=64,
             metavar="N",
             help="Number of processes that translate on a CPU; each holds a copy of the model.",
         ),
     ] = None,
-    ensemble: Ensemble = None,
+    ensemble: options.Ensemble = None,
     prefix: Annotated[
         Path | None,
-        file_option(metavar="FILE", help="File with a prefix for each translation, one per line."),
+        options.file(metavar="FILE", help="File with a prefix for each translation, one per line."),
     ] = None,
     sample: Annotated[
-        bool, sampling_option("--sample", help="Sample translations instead of using beam search.")
+        bool, options.sampling("--sample", help="Sample translations instead of using beam search.")
     ] = False,
     temperature: Annotated[
         float | None,
-        sampling_option(metavar="T", help="Sampling temperature; values below 1 sharpen the distribution."),
+        options.sampling(metavar="T", help="Sampling temperature; values below 1 sharpen the distribution."),
     ] = None,
     top_k: Annotated[
         int | None,
-        sampling_option(min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all."),
+        options.sampling(min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all."),
     ] = None,
     top_p: Annotated[
         float | None,
-        sampling_option(
+        options.sampling(
             metavar="P", help="Sample from the smallest set of tokens with at least this probability."
         ),
     ] = None,
-    seed: Annotated[int | None, sampling_option(min=0, metavar="N", help="Random seed of sampling.")] = None,
-    scores: Annotated[bool, result_option("--scores", help="Append a tab and the score.")] = False,
+    seed: Annotated[int | None, options.sampling(min=0, metavar="N", help="Random seed of sampling.")] = None,
+    scores: Annotated[bool, options.result("--scores", help="Append a tab and the score.")] = False,
     alignments: Annotated[
-        bool, result_option("--alignments", help="Append a tab and word alignments such as 0-0 1-2.")
+        bool, options.result("--alignments", help="Append a tab and word alignments such as 0-0 1-2.")
     ] = False,
     json_: Annotated[
-        bool, result_option("--json", help="Print one JSON object per line, with all details.")
+        bool, options.result("--json", help="Print one JSON object per line, with all details.")
     ] = False,
     attention: Annotated[
-        Path | None, result_option(metavar="FILE", help="Also write a page with the attention maps of TEXT.")
+        Path | None, options.result(metavar="FILE", help="Also write a page with the attention maps of TEXT.")
     ] = None,
-    set_: Set = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Translate text with MODEL.
 
@@ -138,7 +118,7 @@ def translate(
     speed = {"batch_tokens": batch_tokens, "workers": workers}
     samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
     samples = n_best if sample and not samples_set else None
-    settings = overrides(set_, "decoding.", samples=samples, **search, **speed)
+    settings = options.overrides(set_, "decoding.", samples=samples, **search, **speed)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
     from mtrain.distributed.many_ranks import joined_ranks
