@@ -1,6 +1,6 @@
 """Greedy search, sampling and beam search for a batch of sentences. Symbols in shapes: see `mtrain.model`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,10 +14,6 @@ from mtrain.decoding.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
 from mtrain.model.incremental import DecodingTransformer
-
-# Chooses the next token of each row. Arguments: logits (N, V), tokens so far (B', R, t), indices (B') of the
-# sentences. Returns: tokens (N), their log-probabilities (N).
-ChooseTokens = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @torch.inference_mode()
@@ -49,14 +45,11 @@ def search(
         predictor = Predictor(models, source, source_keep, config.beam_size, steps)
         return beam_search(predictor, source_keep, max_lengths, config, constraints)
     predictor = Predictor(models, source, source_keep, config.samples or 1, steps)
+    noise = None
     if config.samples is not None:
         noise = noise_keys(config.seed, keys, config.samples, steps).to(source.device)
-        choose = _sampler(predictor, constraints, noise, config)
-    elif scored or config.force_eos:
-        choose = _greedy(predictor, constraints)
-    else:
-        choose = _greedy_unscored(predictor, constraints)
-    tokens, log_probs = _generate(predictor, constraints, max_lengths, config.samples or 1, choose)
+    scored = scored or config.force_eos
+    tokens, log_probs = _generate(predictor, constraints, max_lengths, config, noise, scored)
     return _hypotheses(tokens, log_probs, max_lengths, config.length_penalty, predictor.model_config.eos_id)
 
 
@@ -79,48 +72,19 @@ def _max_lengths(
     return max_lengths if limit is None else max_lengths.clamp(max=limit)
 
 
-def _sampler(
-    predictor: Predictor, constraints: Constraints, noise: Tensor, config: DecodingConfig
-) -> ChooseTokens:
-    """Draws tokens with the random numbers `noise` (B, R, steps)."""
-
-    def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        log_normalizers = constraints.apply_(logits, before, sentences)
-        drawn = draw(logits, noise[sentences, :, before.size(2)].flatten(), config)[:, None]
-        return drawn.squeeze(1), predictor.log_probs(logits, log_normalizers, drawn).squeeze(1)
-
-    return choose
-
-
-def _greedy(predictor: Predictor, constraints: Constraints) -> ChooseTokens:
-    """Chooses the most probable tokens."""
-
-    def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        log_normalizers = constraints.apply_(logits, before, sentences)
-        live = logits.new_zeros(len(logits), 1)
-        log_probs, _, tokens = predictor.topk(logits, log_normalizers, live, 1)
-        return tokens[:, 0], log_probs[:, 0]
-
-    return choose
-
-
-def _greedy_unscored(predictor: Predictor, constraints: Constraints) -> ChooseTokens:
-    """Chooses the most probable tokens, with logits in place of log-probabilities."""
-
-    def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        constraints.mask_(logits, before, sentences)
-        return predictor.argmax(logits)
-
-    return choose
-
-
 def _generate(
-    predictor: Predictor, constraints: Constraints, max_lengths: Tensor, rows: int, choose: ChooseTokens
+    predictor: Predictor,
+    constraints: Constraints,
+    max_lengths: Tensor,
+    config: DecodingConfig,
+    noise: Tensor | None,
+    scored: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Generate tokens by `choose` until every one of the `rows` (R) of each sentence has reached EOS or its
-    maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R), where the
-    tokens of a prefix contribute 0."""
-    model_config = predictor.model_config
+    """Generate tokens until every one of the rows (R) of each sentence has reached EOS or its maximum length
+    (B): drawn with the random numbers `noise` (B, R, steps) if they are given, otherwise the most probable
+    ones, whose logits replace the log-probabilities if they need not be `scored`. Returns tokens (B, R, T)
+    and the sums of their log-probabilities (B, R), where the tokens of a prefix contribute 0."""
+    model_config, rows = predictor.model_config, predictor.rows
     sentences, steps = len(max_lengths), int(max_lengths.max())
     all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)
     last = max_lengths.new_full((sentences * rows,), model_config.bos_id)
@@ -132,7 +96,18 @@ def _generate(
     limits = max_lengths
     unfinished = torch.ones(sentences, rows, dtype=torch.bool, device=max_lengths.device)
     for step in range(steps):
-        last, gained = choose(logits, tokens[:, :, :step], active)
+        if noise is None and not scored:
+            constraints.mask_(logits, tokens[:, :, :step], active)
+            last, gained = predictor.argmax(logits)
+        else:
+            log_normalizers = constraints.apply_(logits, tokens[:, :, :step], active)
+            if noise is None:
+                live = logits.new_zeros(len(logits), 1)
+                gained, _, last = predictor.topk(logits, log_normalizers, live, 1)
+            else:
+                last = draw(logits, noise[active, :, step].flatten(), config)[:, None]
+                gained = predictor.log_probs(logits, log_normalizers, last)
+            last, gained = last[:, 0], gained[:, 0]
         chosen = last.view(-1, rows).masked_fill(~unfinished, model_config.pad_id)
         log_probs += gained.view(-1, rows).masked_fill(~unfinished, 0)
         constraints.make_prefix_certain_(log_probs, step + 1, active)
