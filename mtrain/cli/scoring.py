@@ -78,14 +78,13 @@ def score(
     if classifier and (given := [name for name, value in others.items() if value]):
         raise UsageError(f"--classifier and {given[0]} exclude each other")
     require_writable(output, inputs)
+    settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
     if classifier:
-        settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
         _classify(model, device, settings, inputs, output, quotes)
         return
     from mtrain.decoding.score import score_lines, score_pairs
     from mtrain.progress_bar import ProgressBar
 
-    settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
     translator = load_translator(model, device, settings, ensemble).between(from_, to)
     other = None
     if reverse is not None:

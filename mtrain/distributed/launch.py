@@ -6,7 +6,6 @@ from typing import NamedTuple
 from mtrain.errors import DistributedError, UsageError
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-_OPTIONAL = {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
 class Launch(NamedTuple):
@@ -24,19 +23,23 @@ def read_launch() -> Launch:
 
     Raises UsageError if one of them is not an integer.
     """
-    values = {**_OPTIONAL, **os.environ}
-    if not values.keys() >= set(_REQUIRED):
+    if not os.environ.keys() >= set(_REQUIRED):
         return Launch()
-    for name in (*_REQUIRED, *_OPTIONAL):
-        if not values[name].isdecimal():
-            raise UsageError(f"{name}: {values[name]!r} in the environment is not a number; use torchrun")
     return Launch(
-        rank=int(values["RANK"]),
-        size=int(values["WORLD_SIZE"]),
-        local_rank=int(values["LOCAL_RANK"]),
-        local_size=int(values["LOCAL_WORLD_SIZE"]),
-        restarts=int(values["TORCHELASTIC_RESTART_COUNT"]),
+        rank=_number("RANK"),
+        size=_number("WORLD_SIZE"),
+        local_rank=_number("LOCAL_RANK"),
+        local_size=_number("LOCAL_WORLD_SIZE", "1"),
+        restarts=_number("TORCHELASTIC_RESTART_COUNT", "0"),
     )
+
+
+def _number(name: str, default: str = "") -> int:
+    """The value of an environment variable."""
+    value = os.environ.get(name, default)
+    if not value.isdecimal():
+        raise UsageError(f"{name}: {value!r} in the environment is not a number; use torchrun")
+    return int(value)
 
 
 def require_repeatable(uses_streams: bool, cure: str) -> None:

@@ -99,10 +99,9 @@ def choose_sides(
 
 def _choose_two(sides: Sequence[FoundText]) -> ChosenSides:
     """Two of some texts, of which none was asked for."""
-    if len(sides) == 2 and all(side.is_file for side in sides):
-        return ChosenSides(sides[0], sides[1])
     sources, targets = _with_word(sides, SOURCE_WORDS), _with_word(sides, TARGET_WORDS)
-    if len(sources) == len(targets) == 1 and sources != targets:
+    are_files = len(sides) == 2 and all(side.is_file for side in sides)
+    if len(sources) == len(targets) == 1 and sources != targets and not are_files:
         return ChosenSides(sources[0], targets[0])
     if len(sides) == 2:
         return ChosenSides(sides[0], sides[1])

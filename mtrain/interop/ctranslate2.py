@@ -59,8 +59,7 @@ def _spec(loaded: LoadedModel) -> Any:
             side.position_encodings.encodings = _positions(loaded, target=side is decoder)
     encoder.embeddings[0].weight = _copy(model.source_embedding.weight)
     decoder.embeddings.weight = _copy((model.target_embedding or model.source_embedding).weight)
-    weight, bias = masked_projection(model, loaded.config.decoding.forbidden_ids)
-    _linear(decoder.projection, weight, bias)
+    _linear(decoder.projection, *masked_projection(model, loaded.config.decoding.forbidden_ids))
 
     spec = specs.TransformerSpec(encoder, decoder)
     pieces = loaded.tokenizer.target.pieces

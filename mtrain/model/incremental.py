@@ -10,14 +10,15 @@ attention reads keys and values from a cache:
 """
 
 import copy
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from mtrain.kernels import attention as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
-from mtrain.kernels.module_calls import reduce_call_overhead
 from mtrain.kernels.sequences import Padded
+from mtrain.kernels.undocumented import undocumented_allowed
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.transformer import (
     DecoderLayer,
@@ -226,3 +227,22 @@ class PackedFeedForward(FeedForward):
         assert isinstance(self.inner, PackedMap)
         assert isinstance(self.outer, PackedMap)
         return self.outer.packed(self.activate(self.inner.packed(x))).to(x.dtype)
+
+
+def reduce_call_overhead(model: nn.Module) -> None:
+    """Reduce the overhead of module calls in inference, which takes a quarter of a short decoding step.
+
+    Calls go directly to `forward`, so hooks do not run. Parameters and submodules become plain attributes,
+    which Python finds before it calls `nn.Module.__getattr__`; do not replace them afterwards.
+    """
+    if not undocumented_allowed():
+        return
+    for module in model.modules():
+        vars(module).update(dict(module.named_parameters(recurse=False)))
+        vars(module).update(dict(module.named_children()))
+        module.__class__ = _without_hooks(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _without_hooks(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (kind,), {"__call__": kind.forward})

@@ -24,8 +24,7 @@ def translation_loss(
     as in `torch.nn.functional.cross_entropy` (Szegedy et al. 2016, section 7; Vaswani et al., section 5.4).
     """
     rows = hidden.flatten(0, -2)
-    loss, nll = projected_cross_entropy(rows, weight, bias, labels.flatten(), smoothing)
-    return LossSums(loss, nll)
+    return LossSums(*projected_cross_entropy(rows, weight, bias, labels.flatten(), smoothing))
 
 
 def r_drop_loss(

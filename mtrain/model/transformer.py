@@ -391,13 +391,11 @@ class Transformer(nn.Module):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
-        weight, bias = self.projection()
-        return F.linear(hidden, weight, bias)
+        return F.linear(hidden, *self.projection())
 
     def loss(self, hidden: Tensor, labels: Tensor, smoothing: float) -> LossSums:
         """The loss of hidden states (B, T, E) at labels (B, T); see `translation_loss`."""
-        weight, bias = self.projection()
-        return translation_loss(hidden, weight, bias, labels, smoothing)
+        return translation_loss(hidden, *self.projection(), labels, smoothing)
 
     def start_from(self, other: nn.Module) -> None:
         """Take the weights of another model."""

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from mtrain.config.model import ModelConfig
-from mtrain.kernels.module_calls import reduce_call_overhead
 from mtrain.kernels.sequences import Padded
 from mtrain.kernels.undocumented import documented_only
+from mtrain.model.incremental import reduce_call_overhead
 from mtrain.model.transformer import EncoderLayer
 
 
