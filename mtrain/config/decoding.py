@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from mtrain.config.section import Count, PositiveInt, Precision, Section
 from mtrain.errors import UsageError
 
-Split = Literal["long", "sentences"]
+SplitMode = Literal["long", "sentences"]
 Stop = Literal["default", "first_k", "exact"]
-Workers = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
+WorkerCount = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
 Samples = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -84,7 +84,7 @@ class DecodingConfig(Section):
         description="decoder layer, starting at 0, whose attention gives word alignments; "
         "null: chosen by training",
     )
-    split: Split = Field(
+    split: SplitMode = Field(
         "long",
         description="which lines are translated sentence by sentence; long: those with more tokens than the "
         "model's maximum; sentences: all, such as paragraphs",
@@ -93,7 +93,7 @@ class DecodingConfig(Section):
     precision: Precision = Field(
         "auto", description="precision of matrix products (on a CPU, of large ones only); auto: the fastest"
     )
-    workers: Workers = Field(
+    workers: WorkerCount = Field(
         "auto",
         description="number of processes that decode in parallel on a CPU; each holds a copy of the model",
     )

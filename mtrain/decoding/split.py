@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sentencex import segment
 
-from mtrain.config.decoding import Split
+from mtrain.config.decoding import SplitMode
 from mtrain.config.languages import base_language, split_tag
 from mtrain.decoding.alignment import words_at
 from mtrain.errors import DataError, UsageError
@@ -128,7 +128,7 @@ class Splitter(NamedTuple):
     tokenizer: Tokenizer
     longest: int
     language: str
-    mode: Split = "long"  # `decoding.split`
+    mode: SplitMode = "long"  # `decoding.split`
     tag: Sequence[int] = ()
     is_chosen: bool = False
 
