@@ -59,21 +59,21 @@ def attention_maps(
         target_ids = [*target[: longest - 1], special.eos]
         batch, keep = padded([source_ids], special.pad, translator.device)
         targets, _ = padded([target_ids], special.pad, translator.device)
-        found = all_attention(model, batch, keep, targets)
+        weights = all_attention(model, batch, keep, targets)
         percent = {
-            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(found, kind)]
+            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(weights, kind)]
             for kind in KINDS
         }
         last = model.config.decoder_layers - 1
         layer = translator.decoding.alignment_layer
-        found_map = AttentionMap(
+        attention_map = AttentionMap(
             _pieces(tokenizer.source, source_ids),
             _pieces(tokenizer.target, target_ids),
             percent,
             max(len(source), len(target)) >= longest,
             last if layer is None else min(layer, last),
         )
-        maps.append(found_map)
+        maps.append(attention_map)
     return maps
 
 
