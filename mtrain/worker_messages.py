@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
-from mtrain import errors
+import mtrain.errors as errors
 
 
 class Message(NamedTuple):

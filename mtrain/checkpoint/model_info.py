@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from mtrain import __version__
 from mtrain.config.load import validate
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file
@@ -22,6 +21,7 @@ from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import INFO, MANIFEST, read_json
+from mtrain.version import __version__
 
 Text = Annotated[str, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from mtrain.cli.message_start import clear_bars, is_one_of_several, rank_prefix
 from mtrain.stop_signals import REPEATED, handle_stop_signals
 
 _received: list[int] = []  # stop signals
@@ -25,25 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
         code = run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
-        if not _is_one_of_several():
+        if not is_one_of_several():
             with suppress(OSError):
                 sys.stderr.write(_message())
         code = _exit_code()
     handle_stop_signals(_exit_at_once)
     sys.exit(code)
-
-
-def clear_bars() -> str:
-    """What a last message begins with, so that it replaces progress bars that an error or a signal has left
-    on a terminal, and what it shows for Ctrl-C."""
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return "\r\x1b[J" if is_terminal and os.environ.get("TERM") != "dumb" else ""
-
-
-def rank_prefix() -> str:
-    """What the messages of this rank begin with; nothing on rank 0."""
-    rank = os.environ.get("RANK", "0") if _is_one_of_several() else "0"
-    return f"rank {rank}: " if rank != "0" else ""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -56,7 +44,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             _exit_at_once(number, frame)
         frame = frame.f_back
-    if _is_one_of_several():  # torchrun kills it if the clean-up takes long
+    if is_one_of_several():  # torchrun kills it if the clean-up takes long
         with suppress(OSError):
             os.write(2, _message().encode())
     raise KeyboardInterrupt(_message().strip())
@@ -68,11 +56,6 @@ def _exit_at_once(number: int, _: FrameType | None) -> NoReturn:
     with suppress(OSError):
         os.write(2, _message().encode())
     os._exit(_exit_code())
-
-
-def _is_one_of_several() -> bool:
-    """Whether torchrun has started this process as one of several ranks."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def _message() -> str:

@@ -10,9 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtrain import __version__
 from mtrain.cli import (
-    clear_bars,
     data,
     demo,
     evaluation,
@@ -20,7 +18,6 @@ from mtrain.cli import (
     init,
     interop,
     models,
-    rank_prefix,
     report,
     scoring,
     segmentation,
@@ -29,11 +26,13 @@ from mtrain.cli import (
     translation,
 )
 from mtrain.cli.help import Program, add_command
+from mtrain.cli.message_start import clear_bars, rank_prefix
 from mtrain.cli.options import expand_home_in_paths
 from mtrain.cli.output import open_stdout
 from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
+from mtrain.version import __version__
 
 app = typer.Typer(
     cls=Program,

@@ -50,7 +50,7 @@ def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEns
     rounded logits only for a single model."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     is_single = len(ensemble.models) == 1
-    models = [model.for_decoding(dtype, low_projection=is_single) for model in ensemble.models]
+    models = [DecodingTransformer(model, dtype, low_projection=is_single) for model in ensemble.models]
     return Ensemble(models, ensemble.tokenizer, ensemble.device)
 
 

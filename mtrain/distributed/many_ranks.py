@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mtrain import __version__
 from mtrain.device import find_accelerator, resolve_device
 from mtrain.distributed.launch import Launch, read_launch, require_complete_launch
 from mtrain.distributed.ranks import Json, Ranks, Share
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
 from mtrain.errors import DistributedError, MtrainError, UsageError, is_out_of_memory
 from mtrain.kernels.undocumented import undocumented
+from mtrain.version import __version__
 
 STEP_TIMEOUT = timedelta(seconds=100)  # within a training step, once the first one is done
 WAITING_TIMEOUT = timedelta(hours=1)  # while rank 0 saves or validates, and before the first step

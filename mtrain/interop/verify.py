@@ -122,7 +122,7 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
     if not given:
         generated = sample_texts(loaded.tokenizer)
         given = list(zip(generated, loaded.tokenizer.encode_source(generated), strict=True))
-    model = loaded.model.for_decoding()
+    model = DecodingTransformer(loaded.model)
     largest, lines = 0.0, []
     for text, ids in with_progress(given, "verified", "sentences", len(given)):
         row = ids[: loaded.config.max_length - 1]

@@ -9,7 +9,6 @@ and the loss ignores it.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +20,6 @@ from mtrain.kernels.dropout import dropout
 from mtrain.kernels.precision import widest_float
 from mtrain.kernels.sequences import Padded
 from mtrain.model.loss import LossSums, translation_loss
-
-if TYPE_CHECKING:
-    from mtrain.model.incremental import DecodingTransformer
-
 
 # --------------------------------------------------------------------------------- linear maps and dropout
 
@@ -400,14 +395,6 @@ class Transformer(nn.Module):
     def start_from(self, other: nn.Module) -> None:
         """Take the weights of another model."""
         self.load_state_dict(other.state_dict())
-
-    def for_decoding(
-        self, dtype: torch.dtype | None = None, stays_low: bool | None = None, low_projection: bool = True
-    ) -> "DecodingTransformer":
-        """The model for inference; see `DecodingTransformer`."""
-        from mtrain.model.incremental import DecodingTransformer
-
-        return DecodingTransformer(self, dtype, stays_low, low_projection)
 
 
 def initialize(model: nn.Module) -> None:

@@ -30,7 +30,7 @@ SETTINGS += [(2048, 1, False), (1, 1, False), (1, 5, True)]
 
 def make_model(scale: Scale, config: ModelConfig) -> DecodingTransformer:
     """A model that decodes in bf16."""
-    return scale.model(config).eval().for_decoding(torch.bfloat16, low_projection=True)
+    return DecodingTransformer(scale.model(config).eval(), torch.bfloat16, low_projection=True)
 
 
 def translate(

@@ -29,6 +29,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search import search
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.learner import Learner
 
@@ -124,7 +125,7 @@ def count_decoding(beams: int) -> Counts:
     """Count per decoding step of a batch in bf16. What precedes the first step and follows the last one is
     included."""
     torch.manual_seed(1)
-    model = _model("base", **NARROW).eval().for_decoding(torch.bfloat16, low_projection=True)
+    model = DecodingTransformer(_model("base", **NARROW).eval(), torch.bfloat16, low_projection=True)
     config = DecodingConfig(beam_size=beams, max_length_ratio=1.5, max_length_offset=10)
     rows = [[*range(10, 10 + length), model.config.eos_id] for length in range(4, 20)]
     source, keep = padded(rows, model.config.pad_id, GPU)

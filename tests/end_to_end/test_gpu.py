@@ -21,6 +21,7 @@ from mtrain.data.epochs.batch import Batch, collate
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search import search
 from mtrain.device import copy_to_host_async, resolve_device
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.step.learner import Learner
@@ -127,7 +128,7 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     )
     source, keep = sentences(model, [31, 2, 17, 16, 5, 1])
     config = options(beam_size=beams)
-    exact = search([model.for_decoding()], source, keep, config)
+    exact = search([DecodingTransformer(model)], source, keep, config)
     on_gpu = copy.deepcopy(model).float()
     on_gpu.embed.make_positions()
     ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)

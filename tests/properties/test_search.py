@@ -8,6 +8,7 @@ from mtrain.decoding.beam import beam_search
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.predictor import Predictor
 from mtrain.decoding.search import search
+from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import (
     BOS_IS_PAD,
     EOS,
@@ -33,9 +34,9 @@ def test_greedy_takes_the_most_likely_token_and_equals_a_beam_of_one(tried):
         model = build(seed, vocab=9, positions=positions)
         source, keep = sentences(model, lengths)
         config = options(beam_size=1, length_penalty=length_penalty, max_length_ratio=1.0)
-        greedy = search([model.for_decoding()], source, keep, config)
+        greedy = search([DecodingTransformer(model)], source, keep, config)
         limits = keep.sum(1) + 1
-        predictor = Predictor([model.for_decoding()], source, keep, 1, int(limits.max()))
+        predictor = Predictor([DecodingTransformer(model)], source, keep, 1, int(limits.max()))
         beam = beam_search(
             predictor, keep, limits, config, Constraints(config, keep.sum(1), limits, model.config, None)
         )
@@ -60,7 +61,7 @@ def test_the_widest_beam_equals_brute_force(tried):
         model = build(seed, **special)
         source, keep = sentences(model, lengths)
         config = options(beam_size=5**4, length_penalty=length_penalty, stop="exact")
-        for row, found in enumerate(search([model.for_decoding()], source, keep, config)):
+        for row, found in enumerate(search([DecodingTransformer(model)], source, keep, config)):
             assert_same(
                 found, brute_force(model, source[row], keep[row], lengths[row] // 2 + 1, length_penalty)
             )
@@ -78,7 +79,7 @@ def test_reported_scores_equal_those_of_the_full_model(tried):
         model = build(seed, vocab=12, dtype=dtype, positions=positions, decoder_layers=2)
         source, keep = sentences(model, lengths)
         config = options(beam_size=beams, length_penalty=0.8, max_length_ratio=1.0)
-        for row, hypotheses in enumerate(search([model.for_decoding()], source, keep, config)):
+        for row, hypotheses in enumerate(search([DecodingTransformer(model)], source, keep, config)):
             targets = [tokens(hypothesis, EOS) for hypothesis in hypotheses]
             log_probs = forced(model, source[row], keep[row], targets)
             assert [h.log_prob for h in hypotheses] == pytest.approx(log_probs, abs=tolerance)

@@ -30,6 +30,7 @@ from mtrain.config.training import Precision, TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.predictor import Predictor
 from mtrain.kernels.topk import logsumexp
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.learner import Learner
 
@@ -138,7 +139,7 @@ def train(
 def decode(dtype: torch.dtype | None, beams: int, **sizes: Any) -> None:
     """Encode, and take decoding steps: all that they do but the decision which sentences are finished."""
     with torch.device(NAME):
-        model = make_model(**sizes).eval().for_decoding(dtype)
+        model = DecodingTransformer(make_model(**sizes).eval(), dtype)
         source = torch.zeros(64, 28, dtype=torch.int64)
         keep, last, live = source == 0, source.new_zeros(64 * beams), torch.zeros(64, beams)
     with NoWaits(reads=1):  # whether the batch has padding

@@ -111,6 +111,6 @@ def decode_cached(
     model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
 ) -> Tensor:
     """Logits of target (B * beams, T), one position at a time."""
-    model = model.for_decoding() if isinstance(model, Transformer) else model
+    model = DecodingTransformer(model) if isinstance(model, Transformer) else model
     cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
     return torch.stack([model.project(model.decode_next(last, cache)) for last in target.unbind(1)], dim=1)

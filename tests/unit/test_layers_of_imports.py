@@ -15,7 +15,7 @@ PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
     ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals", "templates"],
-    ["paths", "progress_bar"],
+    ["paths", "progress_bar", "version"],
     ["device", "worker_messages"],
     ["processes"],
     ["distributed"],
@@ -31,16 +31,33 @@ ORDER = [
     ["cli"],
     ["__main__"],
 ]
-ROW = {name: number for number, names in enumerate(ORDER) for name in names}
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+# The same inside packages that have sub-packages. "" stands for the modules of the package itself.
+INSIDE = {
+    "data": [
+        ["text"],
+        ["reading"],
+        ["pairs"],
+        ["store"],
+        ["scanning", "rewriting"],
+        ["preparing", "epochs"],
+        [""],
+    ],
+    "training": [["step"], ["setup", "validation"], ["records"], [""]],
+}
+
+
+def rows(order: list[list[str]]) -> dict[str, int]:
+    """The row of each name."""
+    return {name: number for number, names in enumerate(order) for name in names}
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a file, without the leading `mtrain.` and a trailing `.__init__`."""
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+    """The dotted name of a file below `mtrain`, without a trailing `.__init__`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for path in FILES}
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @cache
@@ -55,36 +72,50 @@ def nodes_of(path: Path) -> list[ast.AST]:
     return list(ast.walk(parsed(path)))
 
 
-def imports_of(tree: ast.AST, at_load: bool = False) -> Iterator[str]:
-    """The mtrain modules that code imports, as `module_of` names them, imports for type checking left out,
-    and, if `at_load`, those inside functions."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        if at_load and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
+def imports_of(path: Path) -> Iterator[str]:
+    """The mtrain modules that a file imports, as `module_of` names them: also inside functions, and for type
+    checking."""
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "mtrain":
             module = node.module.removeprefix("mtrain").removeprefix(".")
             for alias in node.names:
                 name = f"{module}.{alias.name}".lstrip(".")
                 yield name if name in MODULES else module
         elif isinstance(node, ast.Import):
-            yield from (a.name.removeprefix("mtrain.") for a in node.names if a.name.startswith("mtrain."))
-        if isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)):  # no expression imports
-            yield from imports_of(node, at_load)
+            names = (alias.name for alias in node.names if alias.name.partition(".")[0] == "mtrain")
+            yield from (name.removeprefix("mtrain").removeprefix(".") for name in names)
 
 
-def imported_at_load(path: Path) -> set[str]:
-    """The mtrain modules that importing a file imports: those not named inside functions."""
-    return {name for name in imports_of(parsed(path), at_load=True) if name in MODULES}
+def place_of(module: str, order: dict[str, int], package: str = "") -> tuple[str, int]:
+    """The part of a package that a module belongs to, and its row. A package that has no row imports what it
+    likes, and nothing imports it."""
+    part = module.removeprefix(package).removeprefix(".").partition(".")[0]
+    return (part, order[part]) if part in order else ("", order.get("", len(order)))
+
+
+def imports_upward(importing: str, imported: str) -> bool:
+    """Whether an import does not point downward, in the order of the packages or inside of one of them."""
+    package, row = place_of(importing, rows(ORDER))
+    imported_package, imported_row = place_of(imported, rows(ORDER))
+    if package != imported_package:
+        return imported_row >= row
+    if package not in INSIDE:
+        return False
+    part, row = place_of(importing, rows(INSIDE[package]), package)
+    imported_part, imported_row = place_of(imported, rows(INSIDE[package]), package)
+    return part != imported_part and imported != package and imported_row >= row
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downward(module):
-    package = module.partition(".")[0]
-    for name in filter(None, imports_of(parsed(MODULES[module]))):
-        imported = name.partition(".")[0]
-        assert imported == package or ROW[imported] < ROW[package], f"{module} imports {name}"
+    upward = [name for name in imports_of(MODULES[module]) if imports_upward(module, name)]
+    assert not upward, f"{module} imports {upward}"
+
+
+def test_every_package_has_its_place():
+    for order, folder in [(ORDER, PACKAGE), *((INSIDE[name], PACKAGE / name) for name in INSIDE)]:
+        packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+        assert packages <= rows(order).keys(), folder
 
 
 def test_imports_are_absolute():
@@ -93,7 +124,7 @@ def test_imports_are_absolute():
 
 
 def test_no_import_cycle_between_files():
-    graph = {module: imported_at_load(path) - {module} for module, path in MODULES.items()}
+    graph = {module: {*imports_of(path)} - {module} for module, path in MODULES.items()}
     while leaves := {module for module, imported in graph.items() if not imported & graph.keys()}:
         graph = {module: imported for module, imported in graph.items() if module not in leaves}
     assert not graph, f"these files are part of an import cycle or import one: {sorted(graph)}"
@@ -101,7 +132,7 @@ def test_no_import_cycle_between_files():
 
 def test_the_model_depends_on_kernels_and_configuration_only():
     for path in (PACKAGE / "model").glob("*.py"):
-        imported = {name.partition(".")[0] for name in imports_of(parsed(path))}
+        imported = {name.partition(".")[0] for name in imports_of(path)}
         assert imported <= {"model", "kernels", "config"}, path
 
 

@@ -15,6 +15,7 @@ from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.search import search
 from mtrain.errors import UsageError
 from mtrain.kernels.attention import recording
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, assert_same, build, options, sentences, tokens
 
@@ -125,7 +126,7 @@ def test_all_options_together_equal_brute_force(
         min_length_offset=least[1],
         no_repeat_ngram=ngram,
     )
-    found = search([model.for_decoding() for model in models], source, keep, config, prefixes)
+    found = search([DecodingTransformer(model) for model in models], source, keep, config, prefixes)
     for row, (length, begins) in enumerate(zip(lengths, prefixes, strict=True)):
         limit = max(length // 2 + 1, len(begins) + 1 if begins else 0)
         expected = brute_force(models, source[row], keep[row], limit, config, begins)
@@ -146,9 +147,9 @@ def test_forbidden_tokens_are_never_generated(beam_size: int, samples: int | Non
     config = options(beam_size=beam_size, samples=samples, no_repeat_ngram=2, **limits)
     prefixes = [[4, 5], [], [8, 8, 8], [1]]
     keys = [(n, 0) for n in range(4)]
-    found = search([model.for_decoding()], source, keep, config, prefixes, keys)
+    found = search([DecodingTransformer(model)], source, keep, config, prefixes, keys)
     free = config.model_copy(update={"no_repeat_ngram": 0})
-    assert found != search([model.for_decoding()], source, keep, free, prefixes, keys)
+    assert found != search([DecodingTransformer(model)], source, keep, free, prefixes, keys)
     for row, (length, prefix, hypotheses) in enumerate(zip([4, 9, 12, 12], prefixes, found, strict=True)):
         assert len(hypotheses) == (samples or beam_size)
         for hypothesis in hypotheses:
@@ -201,10 +202,10 @@ def test_forbidden_and_forced_tokens_are_as_in_generate(renormalize, forbidden, 
         force_eos=True,
         renormalize=renormalize,
     )
-    found = search([model.for_decoding()], source, keep, config)
+    found = search([DecodingTransformer(model)], source, keep, config)
     for row, length in enumerate([2, 5]):
         assert_same(found[row], as_generate(model, source[row], keep[row], length // 2 + 1, config), 1e-9)
-    greedy = search([model.for_decoding()], source, keep, config.model_copy(update={"beam_size": 1}))
+    greedy = search([DecodingTransformer(model)], source, keep, config.model_copy(update={"beam_size": 1}))
     assert all(hypothesis.finished for [hypothesis] in greedy)
     assert not {i for [hypothesis] in greedy for i in hypothesis.ids} & set(forbidden)
 
@@ -215,11 +216,11 @@ def test_unknown_forbidden_ids_are_errors_and_forbidding_all_ids_leaves_no_proba
     with pytest.raises(
         UsageError, match=r"forbidden_ids: no token has the id 5; the ids of this model are 0 to 4"
     ):
-        search([model.for_decoding()], source, keep, options(forbidden_ids=[5]))
+        search([DecodingTransformer(model)], source, keep, options(forbidden_ids=[5]))
     for renormalize in (False, True):
         forbidden = options(forbidden_ids=[0, 1, 2, 3, 4], beam_size=2, renormalize=renormalize)
         assert all(
-            h.log_prob == -math.inf for h in search([model.for_decoding()], source, keep, forbidden)[0]
+            h.log_prob == -math.inf for h in search([DecodingTransformer(model)], source, keep, forbidden)[0]
         )
 
 
@@ -228,9 +229,11 @@ def test_a_prefix_longer_than_the_limit_is_kept_and_continued() -> None:
     source, keep = sentences(model, [2, 2])
     prefix = [4, 5, 6, 4, 5, 6, 4, 4]
     for beam_size in (1, 4):
-        long, short = search([model.for_decoding()], source, keep, options(beam_size=beam_size), [prefix, []])
+        long, short = search(
+            [DecodingTransformer(model)], source, keep, options(beam_size=beam_size), [prefix, []]
+        )
         assert all(h.ids[:8] == prefix and len(tokens(h, EOS)) == 9 for h in long)
-        assert short == search([model.for_decoding()], source, keep, options(beam_size=beam_size))[1]
+        assert short == search([DecodingTransformer(model)], source, keep, options(beam_size=beam_size))[1]
 
 
 @pytest.mark.parametrize("beam_size", [2, 40])
@@ -239,7 +242,7 @@ def test_a_prefix_leaves_fewer_tokens_than_the_beam_has_candidates(beam_size: in
     model = build(1, vocab=331)
     source, keep = sentences(model, [2, 2])
     for hypothesis in search(
-        [model.for_decoding()], source, keep, options(beam_size=beam_size), [[330, 5], []]
+        [DecodingTransformer(model)], source, keep, options(beam_size=beam_size), [[330, 5], []]
     )[0]:
         assert hypothesis.ids[:2] == [330, 5] and max(hypothesis.ids) < 331
 
@@ -248,12 +251,11 @@ def test_an_ensemble_of_a_model_with_itself_changes_nothing() -> None:
     model, other = build(0, vocab=8), build(1, vocab=8)
     source, keep = sentences(model, [3, 7])
     for config in (options(beam_size=1), options(beam_size=4)):
-        alone = search([model.for_decoding()], source, keep, config)
-        for ours, same in zip(
-            search([model.for_decoding(), model.for_decoding()], source, keep, config), alone, strict=True
-        ):
+        alone = search([DecodingTransformer(model)], source, keep, config)
+        twice = search([DecodingTransformer(model), DecodingTransformer(model)], source, keep, config)
+        for ours, same in zip(twice, alone, strict=True):
             assert_same(ours, same)
-        assert search([model.for_decoding(), other.for_decoding()], source, keep, config) != alone
+        assert search([DecodingTransformer(model), DecodingTransformer(other)], source, keep, config) != alone
 
 
 def test_the_coverage_penalty_scores_the_attention_to_each_source_token() -> None:
@@ -263,8 +265,8 @@ def test_the_coverage_penalty_scores_the_attention_to_each_source_token() -> Non
         model = build(7, vocab=6)
         source, keep = sentences(model, [8, 8, 8])
         config = options(beam_size=50, coverage_penalty=beta, max_length_ratio=0.0, max_length_offset=4)
-        found.append([h[0].ids for h in search([model.for_decoding()], source, keep, config)])
-        for hypothesis in search([model.for_decoding()], source, keep, config)[0]:
+        found.append([h[0].ids for h in search([DecodingTransformer(model)], source, keep, config)])
+        for hypothesis in search([DecodingTransformer(model)], source, keep, config)[0]:
             _, received = probabilities([model], source[0], keep[0], [tokens(hypothesis, EOS)])
             missing = float(received.clamp(max=1).log().sum())
             target = tokens(hypothesis, EOS)

@@ -34,7 +34,7 @@ def test_a_forced_eos_has_probability_one_in_low_precision(monkeypatch, beam_siz
     )
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     source, kept = torch.randint(4, 50, (5, 4)), torch.ones(5, 4, dtype=torch.bool)
-    for sentence in search([model.for_decoding(torch.bfloat16)], source, kept, config):
+    for sentence in search([DecodingTransformer(model, torch.bfloat16)], source, kept, config):
         best = sentence[0]
         assert best.finished and len(best.ids) == 5 and -30 < best.log_prob < 0
 
@@ -48,7 +48,7 @@ def exact_and_rounded(monkeypatch, vocab_size: int = 2000) -> tuple[Transformer,
     model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where bf16 is coarse
     model.output_bias.data.normal_()
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", vocab_size * 32)
-    return model, model.for_decoding(torch.bfloat16)  # only the projection is rounded
+    return model, DecodingTransformer(model, torch.bfloat16)  # only the projection is rounded
 
 
 @torch.inference_mode()
@@ -56,7 +56,7 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     model, low = exact_and_rounded(monkeypatch)
     beams, live = 3, -torch.rand(6, 3).sort(dim=1).values
     last = torch.randint(4, 2000, (6 * beams,))
-    exact, rough = predictor_of(model.for_decoding(), beams), predictor_of(low, beams)
+    exact, rough = predictor_of(DecodingTransformer(model), beams), predictor_of(low, beams)
     logits, coarse = exact.step(last), rough.step(last)
     assert (logits - coarse).abs().max() > 0.05
     totals, coarse_totals = logsumexp(logits), logsumexp(coarse)
@@ -91,7 +91,7 @@ def test_scores_and_samples_of_a_rounded_projection_are_those_of_full_precision(
     bos = torch.full((20, 1), model.config.bos_id)
     hidden = model(source, keep, torch.cat([bos, targets[:, :-1]], dim=1))
     rounded = low.project(hidden).float().log_softmax(dim=-1).gather(2, targets[..., None])[..., 0]
-    expected = forced_log_probs([model.for_decoding()], source, keep, targets)
+    expected = forced_log_probs([DecodingTransformer(model)], source, keep, targets)
     scored = forced_log_probs([low], source, keep, targets)
     errors = [(steps - expected)[generated].abs() for steps in (rounded, scored)]
     assert errors[0].max() > 0.1 and errors[1].max() < 2e-3
@@ -124,7 +124,7 @@ def test_the_better_of_two_tokens_with_equal_rounded_logits_is_found(
     model.source_embedding.weight.data[11] = model.source_embedding.weight.data[10]
     model.output_bias.data[10:12] = torch.tensor(biases)
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
-    predictor = predictor_of(model.for_decoding(torch.bfloat16), 1)
+    predictor = predictor_of(DecodingTransformer(model, torch.bfloat16), 1)
     tokens, _ = predictor.argmax(predictor.step(torch.full((6,), 2)))
     assert tokens.tolist() == [10 + (biases[1] > biases[0])] * 6
 
@@ -139,7 +139,7 @@ def test_logits_that_overflow_in_fp16_are_not_taken_for_finite(monkeypatch, scor
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     source, kept = torch.randint(4, 50, (2, 4)), torch.ones(2, 4, dtype=torch.bool)
     config = DecodingConfig(beam_size=1, max_length_ratio=0.0, max_length_offset=6)
-    for [best] in search([model.for_decoding(torch.float16)], source, kept, config, scored=scored):
+    for [best] in search([DecodingTransformer(model, torch.float16)], source, kept, config, scored=scored):
         assert not best.log_prob < torch.inf
 
 
@@ -148,7 +148,7 @@ def test_attention_in_low_precision_is_averaged_in_full_precision() -> None:
     model = build(0, dtype=torch.float16)
     source, keep = torch.randint(5, (4, 3)), torch.ones(4, 3, dtype=torch.bool)
     targets = torch.randint(5, (4, 4))
-    model = model.for_decoding()
+    model = DecodingTransformer(model)
     [averaged] = layer_attention(model, source, keep, targets)
     [of_heads] = all_attention(model, source, keep, targets).cross
     assert of_heads.dtype == torch.float16 and averaged.dtype == torch.float32

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mtrain.decoding.sample import draw, gumbel_noise, noise_keys
 from mtrain.decoding.search import search
+from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import build, options, sentences
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0], dtype=torch.float64)
@@ -103,14 +104,14 @@ def test_samples_are_drawn_from_the_model_and_the_same_in_any_batch() -> None:
     source, keep = sentences(model, [4, 11, 7, 9])
     config = options(samples=5, max_length_ratio=1.0, seed=3)
     numbers = [(n, 0) for n in range(4)]
-    together = search([model.for_decoding()], source, keep, config, None, numbers)
+    together = search([DecodingTransformer(model)], source, keep, config, None, numbers)
     for row in range(4):
         rows = slice(row, row + 1)
-        alone = search([model.for_decoding()], source[rows], keep[rows], config, None, numbers[rows])
+        alone = search([DecodingTransformer(model)], source[rows], keep[rows], config, None, numbers[rows])
         assert [h.ids for h in alone[0]] == [h.ids for h in together[row]]
     assert len({tuple(h.ids) for hypotheses in together for h in hypotheses}) > 15
     assert together != search(
-        [model.for_decoding()], source, keep, config.model_copy(update={"seed": 4}), None, numbers
+        [DecodingTransformer(model)], source, keep, config.model_copy(update={"seed": 4}), None, numbers
     )
     for hypotheses in together:
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
@@ -121,7 +122,12 @@ def test_first_tokens_of_many_samples_follow_the_model() -> None:
     source, keep = sentences(model, [5])
     count = 4000
     found = search(
-        [model.for_decoding()], source, keep, options(samples=count, max_length_ratio=0.0), None, [(0, 0)]
+        [DecodingTransformer(model)],
+        source,
+        keep,
+        options(samples=count, max_length_ratio=0.0),
+        None,
+        [(0, 0)],
     )[0]
     firsts = [(*h.ids, 3)[0] for h in found]
     with torch.no_grad():

@@ -11,6 +11,7 @@ from mtrain import Translator
 from mtrain.decoding.forced import forced_log_probs
 from mtrain.decoding.score import attention, score_lines, score_pairs
 from mtrain.errors import DataError, ModelError
+from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import EOS, build, forced, sentences
 from tests.support.training import PAIRS
 
@@ -20,14 +21,14 @@ def test_forced_log_probabilities_equal_those_of_the_full_model() -> None:
     source, keep = sentences(models[0], [3, 8, 5])
     targets = torch.tensor([[4, 5, EOS], [6, EOS, 0], [8, 8, 8]])
     for model in models:
-        ours = forced_log_probs([model.for_decoding()], source, keep, targets)
+        ours = forced_log_probs([DecodingTransformer(model)], source, keep, targets)
         for row, length in enumerate([3, 2, 3]):
             ids = tuple(targets[row, :length].tolist())
             assert float(ours[row, :length].sum()) == pytest.approx(
                 forced(model, source[row], keep[row], [ids])[0]
             )
-    both = forced_log_probs([model.for_decoding() for model in models], source, keep, targets).exp()
-    single = [forced_log_probs([model.for_decoding()], source, keep, targets).exp() for model in models]
+    both = forced_log_probs([DecodingTransformer(model) for model in models], source, keep, targets).exp()
+    single = [forced_log_probs([DecodingTransformer(model)], source, keep, targets).exp() for model in models]
     torch.testing.assert_close(both, (single[0] + single[1]) / 2)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.search import search
+from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import EOS, assert_same, build, forced, options, sentences
 
 STOPS = ["default", "first_k", "exact"]
@@ -269,7 +270,7 @@ def test_the_stop_rules_give_different_results_on_random_scripts() -> None:
 def test_a_transformer_gives_the_results_of_the_reference(stop: str) -> None:
     model = build(11, vocab=8, decoder_layers=2)
     source, keep = sentences(model, [2, 5, 8, 11])
-    found = search([model.for_decoding()], source, keep, options(beam_size=3, stop=stop))
+    found = search([DecodingTransformer(model)], source, keep, options(beam_size=3, stop=stop))
     for row, hypotheses in enumerate(found):
 
         def next_log_probs(prefix: tuple[int, ...], row: int = row) -> list[float]:
@@ -325,7 +326,9 @@ def test_learned_positions_cap_the_length(beam_size: int) -> None:
     model = build(0, vocab=8, positions="learned", max_positions=5, output_bias=True)
     model.output_bias.data[EOS] = -99
     source, keep = sentences(model, [2, 5])
-    found = search([model.for_decoding()], source, keep, options(beam_size=beam_size, max_length_ratio=1.5))
+    found = search(
+        [DecodingTransformer(model)], source, keep, options(beam_size=beam_size, max_length_ratio=1.5)
+    )
     assert [{len(h.ids) for h in hypotheses} for hypotheses in found] == [{4}, {5}]
 
 
@@ -344,7 +347,7 @@ def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions
     def found(rows: list[int], padding: int) -> list[list[Hypothesis]]:
         wider = torch.nn.functional.pad(source[rows], (0, padding), value=5)  # garbage, masked
         return search(
-            [model.for_decoding()], wider, torch.nn.functional.pad(keep[rows], (0, padding)), config
+            [DecodingTransformer(model)], wider, torch.nn.functional.pad(keep[rows], (0, padding)), config
         )
 
     alone = [found([row], 0)[0] for row in range(8)]
@@ -357,6 +360,6 @@ def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions
 def test_the_same_search_twice_is_identical() -> None:
     model = build(4, vocab=9)
     source, keep = sentences(model, [3, 12, 7])
-    assert search([model.for_decoding()], source, keep, options()) == search(
-        [model.for_decoding()], source, keep, options()
+    assert search([DecodingTransformer(model)], source, keep, options()) == search(
+        [DecodingTransformer(model)], source, keep, options()
     )

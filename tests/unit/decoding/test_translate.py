@@ -8,6 +8,7 @@ import pickle
 import shutil
 import unicodedata
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.score import score_pairs
 from mtrain.errors import DataError, ModelError, UsageError
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
@@ -42,12 +44,8 @@ SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 def test_low_precision_as_on_a_gpu_gives_the_same_translations(
     run_dir: Path, monkeypatch, precision, beam_size
 ) -> None:
-    plain = Transformer.for_decoding
-    monkeypatch.setattr(
-        Transformer,
-        "for_decoding",
-        lambda model, dtype, **options: plain(model, dtype, stays_low=True, **options),
-    )
+    low_model = partial(DecodingTransformer, stays_low=True)
+    monkeypatch.setattr("mtrain.decoding.decode.DecodingTransformer", low_model)
     keys = [f"decoding.precision={precision}", f"decoding.beam_size={beam_size}", "decoding.workers=1"]
     low = Translator.load(run_dir, "cpu", keys)
     exact = low.with_settings(precision="fp32")

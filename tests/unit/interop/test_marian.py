@@ -11,6 +11,7 @@ from mtrain.decoding.forced import forced_log_probs
 from mtrain.decoding.search import search
 from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
+from mtrain.model.incremental import DecodingTransformer
 from tests.support.marian import (
     AWKWARD,
     MAX_LENGTH,
@@ -119,7 +120,7 @@ def test_logits_and_loss_equal_those_of_transformers(pair, dtype, tolerance) -> 
         assert len({len(row) for row in said}) > 5 and (~keep).any()
         assert (logits - expected).abs().max() < tolerance
         loss = theirs(**given, labels=target[:, 1:].contiguous()).loss
-        steps = forced_log_probs([ours.for_decoding()], sources, keep, target[:, 1:])
+        steps = forced_log_probs([DecodingTransformer(ours)], sources, keep, target[:, 1:])
         assert -steps.mean() == pytest.approx(float(loss), abs=tolerance)
     theirs.float(), ours.float()
 
@@ -134,7 +135,7 @@ def test_translations_equal_those_of_generate(pair, beams) -> None:
     config = loaded.config.decoding
     assert config.beam_size == 4 and config.max_length_offset == MAX_LENGTH - 1
     found = search(
-        [loaded.model.for_decoding()],
+        [DecodingTransformer(loaded.model)],
         given["input_ids"].masked_fill(given["attention_mask"] == 0, loaded.model.config.pad_id),
         given["attention_mask"].bool(),
         config.model_copy(update={"beam_size": beams}),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.attention import causal_mask, recording
 from mtrain.kernels.undocumented import documented_only
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Dropout, MultiHeadAttention, Transformer, sinusoidal_positions
 from tests.support.transformer import (
     KINDS,
@@ -84,7 +85,7 @@ def test_cached_decoding_equals_full_decoding_after_reordering_and_dropping_sent
 ) -> None:
     monkeypatch.setattr("mtrain.model.cache.COMPACT_EVERY", compact_every)
     model, source, kept = build(positions=positions), ids(3, 5), keep(5, 1, 3)
-    fast = model.for_decoding()
+    fast = DecodingTransformer(model)
     cache = fast.start_cache(model.encode(source, kept), kept, 2, 9)
     target = ids(6, 1)
     for parents, sentences in [
@@ -123,7 +124,7 @@ def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) ->
     memory = model.encode(source, kept)
     with recording(cross_only=True) as weights:
         model.decode(target, memory, kept)
-    fast = model.for_decoding()
+    fast = DecodingTransformer(model)
     cache = fast.start_cache(memory, kept, beams, 4)
     for position in range(4):
         with recording() as step:
@@ -135,13 +136,13 @@ def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) ->
 @torch.no_grad()
 def test_a_low_precision_copy_shares_the_parameters_and_rounds_only_large_products(monkeypatch) -> None:
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
-    low = model.for_decoding(torch.bfloat16)
+    low = DecodingTransformer(model, torch.bfloat16)
     assert all(a is b for a, b in zip(model.parameters(), low.transformer.parameters(), strict=True))
     assert list(model.state_dict()) == list(low.transformer.state_dict())
     full = logits(model, source, kept, target)
     assert torch.equal(logits(low, source, kept, target), full)  # all products here are small
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
-    low = model.for_decoding(torch.bfloat16)
+    low = DecodingTransformer(model, torch.bfloat16)
     rounded = logits(low, source, kept, target)
     assert rounded.dtype == torch.float32 and not torch.equal(rounded, full)
     assert (rounded - full).abs().max() < 0.05 * full.abs().max()
@@ -149,7 +150,7 @@ def test_a_low_precision_copy_shares_the_parameters_and_rounds_only_large_produc
     cached = decode_cached(low, source, kept, target, 1)
     torch.testing.assert_close(cached, rounded, rtol=0, atol=0.05 * float(full.abs().max()))
     with documented_only():
-        plain = logits(model.for_decoding(torch.bfloat16), source, kept, target)
+        plain = logits(DecodingTransformer(model, torch.bfloat16), source, kept, target)
     torch.testing.assert_close(plain, rounded, rtol=0, atol=0.02 * float(full.abs().max()))
 
 
@@ -157,13 +158,13 @@ def test_a_low_precision_copy_shares_the_parameters_and_rounds_only_large_produc
 def test_a_copy_without_a_type_packs_only_the_projection(monkeypatch) -> None:
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
-    packed = model.for_decoding(None)
+    packed = DecodingTransformer(model, None)
     hidden = model(source, kept, target)
     memory = packed.encode(source, kept)
     assert torch.equal(packed.decode(target, memory, kept), hidden)
     torch.testing.assert_close(packed.project(hidden), model.project(hidden))
     assert not packed.projects_in_low_precision()
-    assert model.for_decoding(torch.bfloat16).projects_in_low_precision()
+    assert DecodingTransformer(model, torch.bfloat16).projects_in_low_precision()
 
 
 @every_kind
@@ -172,7 +173,10 @@ def test_attention_and_its_cache_may_stay_in_low_precision(kind) -> None:
     """As on a GPU by default."""
     model = build(dtype=torch.float32, **kind)
     source, kept, target = ids(3, 5), keep(5, 2, 4), ids(6, 6)
-    low, full = model.for_decoding(torch.bfloat16, stays_low=True), logits(model, source, kept, target)
+    low, full = (
+        DecodingTransformer(model, torch.bfloat16, stays_low=True),
+        logits(model, source, kept, target),
+    )
     rounded, close = logits(low, source, kept, target), {"rtol": 0, "atol": 0.06 * float(full.abs().max())}
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), full, **close)
