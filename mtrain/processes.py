@@ -4,7 +4,6 @@ A worker process is started with `subprocess`, and reads tasks from a pipe (see 
 `multiprocessing` and `concurrent.futures` would import the user's main module in it.
 """
 
-import json
 import logging
 import os
 import queue
@@ -19,24 +18,27 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from mtrain.stop_signals import STOP_SIGNALS
-from mtrain.worker_messages import Message, receive, send, to_exception
+from mtrain.worker_messages import receive, send
 
 log = logging.getLogger(__name__)
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+# Called in a worker process, returns the function that does each task there. It is pickled, so it must call a
+# function or class of a module.
+Prepare = partial[Any]
 
 # Run with -P, so that no file of the working directory is imported in place of a module. Stop signals are
 # ignored: batch systems send them to all processes of a job, but the parent decides when its workers end.
 _MAIN = (
     f"import signal; [signal.signal(n, signal.SIG_IGN) for n in {[*map(int, STOP_SIGNALS)]}]; "
-    "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
-    "from importlib import import_module; import_module(sys.argv[1]).serve()"
+    "import sys; sys.path[:] = sys.argv[1:]; from mtrain.worker_messages import serve; serve()"
 )
 # Makes glibc reuse large blocks of memory, as `mtrain.device.keep_freed_memory` does, which imports PyTorch.
 _REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
@@ -77,9 +79,11 @@ def reporting_silence(pid: int, name: str) -> Iterator[None]:
 
 
 def _report_silence(answered: threading.Event, pid: int, name: str) -> None:
-    used, active, patience = _computing_time(pid), time.monotonic(), SILENCE
+    used, patience = _computing_time(pid), SILENCE
+    active = time.monotonic()
     while used and not answered.wait(SILENCE / 10):
-        before, used, now = used, _computing_time(pid), time.monotonic()
+        before, used = used, _computing_time(pid)
+        now = time.monotonic()
         if used != before:
             active = now
         elif now - active >= patience:
@@ -99,15 +103,15 @@ def _computing_time(pid: int) -> list[str]:
 class WorkerProcess:
     """The parent's side of a worker process."""
 
-    def __init__(self, module: str, threads: int = 1):
-        """Start a process that calls `serve()` of a module. Its libraries use `threads` threads. Raises
-        OSError if no process can be started."""
+    def __init__(self, threads: int = 1):
+        """Start a process whose libraries use `threads` threads. Raises OSError if no process can be
+        started."""
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("this program is not run by a Python interpreter")
         self.ready = False  # whether `prepare` is done
-        self.name = f"the worker process of {module.removeprefix('mtrain.')}"
+        self.name = "a worker process"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _MAIN, module],
+            [sys.executable, "-P", "-c", _MAIN, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**_REUSE_MEMORY, **os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -118,22 +122,25 @@ class WorkerProcess:
         assert self.process.stdin is not None and self.process.stdout is not None
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
 
-    def prepare(self, settings: Iterable[Message]) -> None:
-        """Send the messages that the process needs before its first task, and wait until it is ready. Raises
-        what `call` raises."""
-        with self._noticing_end():
-            self._stdin.write(json.dumps(sys.path).encode() + b"\n")
-            for message in settings:
-                send(self._stdin, message)
-            self._receive()
+    def prepare(self, prepare: Prepare) -> None:
+        """Let the process call `prepare`, and wait until it is ready for tasks. Raises the errors of
+        `call`."""
+        self.name = f"the worker process of {prepare.func.__module__.removeprefix('mtrain.')}"
+        self.call(prepare)
         self.ready = True
 
-    def call(self, task: Message) -> Message:
-        """Send a task, and wait for the answer. Raises the exception that the process has raised, or
+    def call(self, task: object) -> Any:
+        """Send a task, and wait for its result. Raises the exception that the process has raised, or
         WorkerEndedError."""
-        with self._noticing_end():
-            send(self._stdin, task)
-            return self._receive()
+        try:
+            with reporting_silence(self.process.pid, self.name):
+                send(self._stdin, task)
+                result, error = receive(self._stdout)
+        except (OSError, ValueError, EOFError) as ended:
+            raise WorkerEndedError(self.kill(_PATIENCE)) from ended
+        if error is not None:
+            raise error
+        return result
 
     def kill(self, patience: float = 0.0) -> int:
         """Kill the process, unless it ends within `patience` seconds, and close the pipes. Returns its exit
@@ -146,20 +153,6 @@ class WorkerProcess:
             with suppress(OSError):  # unread data cannot be flushed
                 pipe.close()
         return code
-
-    def _receive(self) -> Message:
-        answer = receive(self._stdout)
-        if "error" in answer.header:
-            raise to_exception(**answer.header)
-        return answer
-
-    @contextmanager
-    def _noticing_end(self) -> Iterator[None]:
-        try:
-            with reporting_silence(self.process.pid, self.name):
-                yield
-        except (OSError, ValueError, EOFError) as error:
-            raise WorkerEndedError(self.kill(_PATIENCE)) from error
 
 
 def count_cores() -> int:
@@ -182,10 +175,9 @@ class WorkerPool:
     """Worker processes that share tasks. They end when the pool is closed or garbage-collected, and when this
     process ends."""
 
-    def __init__(self, module: str, settings: Message, count: int):
-        """Start `count` processes. `module` is as in `WorkerProcess`; each process is given `settings`
-        first."""
-        self._module, self._settings, self.count = module, settings, count
+    def __init__(self, prepare: Prepare, count: int):
+        """Start `count` processes, each of which calls `prepare`."""
+        self._prepare, self.count = prepare, count
         self._processes: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _kill_all, os.getpid(), self._processes)
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
@@ -194,7 +186,7 @@ class WorkerPool:
 
     def _start(self) -> WorkerProcess | None:
         try:
-            self._processes.append(process := WorkerProcess(self._module))
+            self._processes.append(process := WorkerProcess())
         except OSError as error:  # too many processes, for example
             log.warning("cannot start a worker process: %s", error)
             return None
@@ -220,7 +212,7 @@ class WorkerPool:
                 while slot.process is not None:
                     try:
                         if not slot.process.ready:
-                            slot.process.prepare([self._settings])
+                            slot.process.prepare(self._prepare)
                         return remote(slot.process, task)
                     except WorkerEndedError as error:
                         if not self._end.alive:  # `close` has ended it
@@ -270,25 +262,13 @@ def _kill_all(pid: int, processes: list[WorkerProcess]) -> None:
             process.kill()
 
 
-class Job(NamedTuple, Generic[Task, Result]):
-    """Work on tasks that this process or worker processes can do."""
-
-    module: str  # whose `serve` does it in a worker process
-    settings: Message  # that a worker process is given first
-    pack: Callable[[Task], Message]  # makes a task a message to a worker process
-    unpack: Callable[[Message], Result]  # makes its answer a result
-    local: Callable[[Task], Result]  # does the work in this process
-
-
-def map_tasks(job: Job[Task, Result], tasks: Iterable[Task], workers: int) -> Iterator[tuple[Task, Result]]:
-    """Yield each task and its result, in order. The work is done by `workers` processes, or by this one if
-    `workers` is 1. Raises what the work raises."""
+def map_tasks(
+    work: Callable[[Task], Result], prepare: Prepare, tasks: Iterable[Task], workers: int
+) -> Iterator[tuple[Task, Result]]:
+    """Yield each task and its result, in order. The tasks are done by `workers` processes, which call
+    `prepare`, or with `work` in this process if `workers` is 1. Raises the errors of `work`."""
     if workers == 1:
-        yield from ((task, job.local(task)) for task in tasks)
+        yield from ((task, work(task)) for task in tasks)
         return
-
-    def remote(process: WorkerProcess, task: Task) -> Result:
-        return job.unpack(process.call(job.pack(task)))
-
-    with closing(WorkerPool(job.module, job.settings, workers)) as pool:
-        yield from pool.map(tasks, remote, job.local)
+    with closing(WorkerPool(prepare, workers)) as pool:
+        yield from pool.map(tasks, WorkerProcess.call, work)

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mtrain.data import Pair
-from mtrain.data.reading.toy import FOLDER, Split
+from mtrain.data.reading.files import TOY_FOLDER, ToySplit
 
 Polarity = Literal["+", "-", "?"]
 Triple = tuple[str, str, Polarity]  # verb, noun, polarity
 
 SEED = 7765  # spreads the held-out triples evenly: one to four for each noun
-SIZES: dict[Split, int] = {"train": 5000, "validation": 300, "test": 300}
+SIZES: dict[ToySplit, int] = {"train": 5000, "validation": 300, "test": 300}
 POLARITIES: tuple[Polarity, ...] = ("+", "-", "?")
 
 
@@ -179,7 +179,7 @@ SEEDS = (
 )
 
 
-def held_out(rng: random.Random) -> dict[Triple, Split]:
+def held_out(rng: random.Random) -> dict[Triple, ToySplit]:
     """The triples reserved for validation and for test: 5% of all triples each."""
     seeds = [triple for sentence in SEEDS for triple in sentence.triples]
     triples = [(verb.english, noun.english[0], p) for verb in VERBS for noun in NOUNS for p in POLARITIES]
@@ -187,7 +187,7 @@ def held_out(rng: random.Random) -> dict[Triple, Split]:
     return {triple: "test" if i < 24 else "validation" for i, triple in enumerate(drawn)}
 
 
-def toy_sentences(split: Split) -> list[Sentence]:
+def toy_sentences(split: ToySplit) -> list[Sentence]:
     """The sentences of a split with their triples, in a fixed order."""
     rng = random.Random(SEED)
     held = held_out(rng)
@@ -209,4 +209,4 @@ def write_corpus(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_corpus(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    write_corpus(Path(sys.argv[1]) if len(sys.argv) > 1 else TOY_FOLDER)

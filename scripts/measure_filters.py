@@ -29,8 +29,8 @@ import numpy as np
 from mtrain.config.data import DataConfig
 from mtrain.config.filters import Filters
 from mtrain.config.load import load_config
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.lines import read_text
-from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.evaluation.roc import roc_auc
 

@@ -1,7 +1,7 @@
 """The text of a model card, in Markdown, generated from what is known about the model."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ def model_card(model: Description) -> str:
         vocabulary=vocabulary_size(model),
         origin=describe_origin(model.info.origin, code=True),
         usage=model_usage(model),
-        originals=_originals(model.info.origin),
+        roots=_roots(model.info.origin),
     )
 
 
@@ -36,8 +36,7 @@ def _metadata(model: Description) -> str:
 
     config, info = model.config, model.info
     library = LIBRARIES[info.export.format] if info.export else "mtrain"
-    codes = (base_language(code) for code in (config.source_lang, *config.target_languages))
-    languages = [code for code in dict.fromkeys(codes) if re.fullmatch("[a-z]{2,3}", code) and code != "und"]
+    codes = map(base_language, (config.source_lang, *config.target_languages))
     scores = [score for score in _comparable(model) if score.metric != "nll"]
     task = "text-classification" if config.model.is_classifier else "translation"
     direction = f"{config.source_lang}-{config.target_lang}"
@@ -56,17 +55,22 @@ def _metadata(model: Description) -> str:
     ]
     corpora = chain(info.data.train, info.data.validation) if info.data else ()
     data = ModelCardData(
-        language=languages or None,
+        language=_unique(code for code in codes if re.fullmatch("[a-z]{2,3}", code) and code != "und"),
         library_name=library,
         pipeline_tag=task,
-        tags=list(dict.fromkeys([task, library, "mtrain"])),
-        datasets=list(dict.fromkeys(corpus.hub for corpus in corpora if corpus.hub)) or None,
-        base_model=list(dict.fromkeys(_hub_models(info.origin))) or None,
-        metrics=list(dict.fromkeys(score.metric for score in scores)) or None,
+        tags=_unique([task, library, "mtrain"]),
+        datasets=_unique(corpus.hub for corpus in corpora if corpus.hub),
+        base_model=_unique(root.name for root in _roots(info.origin) if root.hub),
+        metrics=_unique(score.metric for score in scores),
         eval_results=results or None,
         model_name=model.name if results else None,
     )
     return data.to_yaml()
+
+
+def _unique(values: Iterable[str]) -> list[str] | None:
+    """The values without repetitions; None instead of an empty list."""
+    return list(dict.fromkeys(values)) or None
 
 
 def _comparable(model: Description) -> list[Score]:
@@ -80,13 +84,13 @@ def _identifier(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 
-def _hub_models(origin: Origin | None) -> Iterator[str]:
-    """The models on the Hugging Face Hub that a model descends from."""
+def _roots(origin: Origin | None) -> Iterator[Ancestor]:
+    """The models that a model descends from, and that were not made from others."""
     for ancestor in origin.ancestors if origin else ():
-        if ancestor.hub:
-            yield ancestor.name
+        if ancestor.origin is not None and ancestor.origin.ancestors:
+            yield from _roots(ancestor.origin)
         else:
-            yield from _hub_models(ancestor.origin)
+            yield ancestor
 
 
 def vocabulary_size(model: Description) -> str:
@@ -146,19 +150,6 @@ def _templates() -> "Environment":
         number=_number,
         duration=format_duration,
     )
-
-
-def _originals(origin: Origin | None) -> list[str]:
-    """The models that a model was made from, directly or not, and that were not made from others."""
-
-    def roots(ancestor: Ancestor) -> Iterator[str]:
-        if ancestor.origin is not None and ancestor.origin.ancestors:
-            yield from chain.from_iterable(map(roots, ancestor.origin.ancestors))
-        elif not ancestor.repeated:
-            yield ancestor.name
-
-    ancestors = origin.ancestors if origin else []
-    return list(dict.fromkeys(chain.from_iterable(map(roots, ancestors))))
 
 
 def _inline(text: str | None) -> str:

@@ -1,6 +1,5 @@
 """Model folders, which contain only what translation needs: the weights, the tokenizer and the settings."""
 
-import logging
 import shutil
 import time
 from collections.abc import Sequence
@@ -8,111 +7,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from mtrain.checkpoint.checkpoint import (
-    INDEX,
-    TrainState,
-    checkpoint_folders,
-    evaluation_weights,
-    rename_superseded,
-    verify_checkpoint,
-)
+from mtrain.checkpoint.checkpoint import INDEX, checkpoint_folders, evaluation_weights, verify_checkpoint
 from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_info import (
     ModelInfo,
-    Origin,
     is_checkpoint,
     model_folder_of,
-    name_of,
-    new_info,
-    read_info,
     require_model,
     run_folder_of,
     write_info,
 )
-from mtrain.checkpoint.run_info import describe_run
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
 from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig
-from mtrain.config.yaml_io import read_yaml_file, to_yaml
-from mtrain.errors import ModelError, MtrainError, UsageError
+from mtrain.config.yaml_io import read_yaml_file
+from mtrain.errors import ModelError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.transformer import Transformer
-from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_new_folder, write_text
-from mtrain.storage.generated import is_unedited
-from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
+from mtrain.storage.manifest import MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
-
-log = logging.getLogger(__name__)
-
-
-def publish_best(
-    run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer, verify: bool = False
-) -> bool:
-    """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
-
-    If training has returned to an older checkpoint, a model from a later step is renamed to superseded-*,
-    with its records. Returns False if the best weights are lost. Raises StorageError.
-    """
-    step = None  # of the weights in `RUN/model`, if it is recorded
-    with suppress(ModelError):
-        step = getattr(read_info(run_dir / "model").training, "steps", None)
-    if step is not None and step > state.step:
-        found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
-        for path in filter(Path.exists, found):
-            rename_superseded(path)
-    if state.best_step is None:
-        return True
-    folder = run_dir / "model"
-    best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
-    contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
-    if _is_published(folder, best, contents, verify):
-        _complete_published(folder, run_dir, config, state.best_step)
-        return True
-    try:
-        if not best.exists():
-            raise ModelError(f"{best}: no longer exists")
-        verify_checkpoint(best)
-    except ModelError as error:
-        log.warning("%s; model/ is not updated", error)
-        return step == state.best_step
-    try:
-        info = describe_run(run_dir, config, state.best_step)
-    except Exception as error:  # the model can be used without it, and training can continue
-        log.warning("%s: cannot describe the run: %s", run_dir, error)
-        info = new_info(name_of(run_dir), Origin(kind="trained"))
-    save_model_folder(folder, evaluation_weights(best), contents, tokenizer, info)
-    if not is_unedited(folder / CARD):
-        log.info(
-            "%s was edited and is kept; `mtrain info %s --card` prints a new one", folder / CARD, run_dir
-        )
-    return True
-
-
-def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool:
-    """Whether a model folder has the weights of the checkpoint `best` and the config `contents`. With
-    `verify`, its files are read; otherwise, its manifest tells."""
-    with suppress(OSError, ValueError, LookupError, TypeError, ModelError):
-        old, new = (read_json(path / MANIFEST) for path in (folder, best))
-        same = old["model.safetensors"] == new[evaluation_weights(best).name]
-        if same and read_file(folder / "config.yaml") == contents.encode():
-            if verify:
-                verify_folder(folder, ["config.yaml", "model.safetensors"])
-            return True
-    return False
-
-
-def _complete_published(folder: Path, run_dir: Path, config: Config, step: int) -> None:
-    """Add info.json and README.md to a model folder that an earlier version has written. A failure is logged;
-    the model can be used without them."""
-    if (folder / INFO).exists():
-        return
-    try:
-        write_info(folder, describe_run(run_dir, config, step))
-        write_card(folder)
-    except MtrainError as error:
-        log.warning("%s", error)
 
 
 def save_model_folder(
@@ -224,7 +139,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
     try:
         raw = read_yaml_file(file)
         if in_run:
-            config = _folder_config(validate(Config, raw, str(file)), tokenizer)
+            config = folder_config(validate(Config, raw, str(file)), tokenizer)
         else:
             config = validate(ModelFolderConfig, raw, str(file))
     except UsageError as error:  # an error of the folder, not of the command line
@@ -274,7 +189,7 @@ def _best_checkpoint(run_dir: Path) -> Path:
     return next((folder for folder in folders if folder.name == best), folders[-1])
 
 
-def _folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None) -> ModelFolderConfig:
+def folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None) -> ModelFolderConfig:
     """The config of the model folder of a run. `layer` is used if `decoding.alignment_layer` is not set."""
     decoding = config.decoding
     if decoding.alignment_layer is None:

@@ -33,9 +33,9 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.preparing.inputs import check_corpora
+    from mtrain.data.preparing.missing_files import check_corpora
     from mtrain.data.preparing.report import check_data, format_report, list_warnings, require_usable
-    from mtrain.data.reading.raw_files import RawFiles
+    from mtrain.data.reading.digests import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
     from mtrain.training.setup.resolve import resolve_config
     from mtrain.training.setup.tokenizer import existing_tokenizer
@@ -43,7 +43,7 @@ def check(
     loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
     scanner = CorpusScanner(RawFiles(loaded.data), loaded.seed, check=True, strict=False, for_tokenizer=False)
-    loaded, _ = resolve_config(loaded, scanner)
+    loaded = resolve_config(loaded, scanner).config
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines
     with open_stdout() as out:
@@ -78,7 +78,7 @@ def tokenize(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.data.preparing.inputs import check_corpora
+    from mtrain.data.preparing.missing_files import check_corpora
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
@@ -120,10 +120,10 @@ def prepare(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.training.setup.prepare import prepare as prepare_data
+    from mtrain.training.setup.prepare import prepare_only
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
-    folder = prepare_data(load_config(config, options.overrides(given, run_dir=run_dir)), workers)
+    folder = prepare_only(load_config(config, options.overrides(given, run_dir=run_dir)), workers)
     with open_stdout() as out:
         print(folder, file=out)
     terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
@@ -165,8 +165,8 @@ def clean(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
-    from mtrain.data.preparing.inputs import check_corpora
-    from mtrain.data.reading.corpus_files import input_files
+    from mtrain.data.preparing.missing_files import check_corpora
+    from mtrain.data.reading.files import input_files
 
     data = load_config(config, options.overrides(set_)).data
     check_corpora(data)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from mtrain.checkpoint.model_info import Description, ModelInfo, Score
     from mtrain.config.decoding import DecodingConfig
     from mtrain.config.schema import Config
-    from mtrain.runs.progress import RunProgress
-    from mtrain.runs.summary import Files, Summary
+    from mtrain.runs.summary import Files, RunProgress, Summary
 
 Rows = list[list[str]]
 _TIED = {
@@ -83,12 +82,7 @@ def _to_json(summary: "Summary") -> dict[str, Any]:
     values: dict[str, Any] = {"path": str(summary.path)}
     if summary.model is not None and summary.files is not None:
         model, files = summary.model, summary.files
-        described = model.info.model_dump(mode="json", exclude={"name"})
-        if model.info.export:
-            described["export"] = {
-                "format": model.info.export.format,
-                "quantization": model.info.export.quantization,
-            }
+        left_out: dict[str, Any] = {"name": True, "export": {"parameters", "config", "changed"}}
         values |= {
             "folder": str(model.folder),
             "name": model.name,
@@ -97,13 +91,12 @@ def _to_json(summary: "Summary") -> dict[str, Any]:
             "license": summary.license,
             "files": files._asdict(),
             "config": model.config.model_dump(mode="json"),
-            **described,
+            **model.info.model_dump(mode="json", exclude=left_out),
         }
     if summary.progress is not None:
-        recipe = (
-            summary.config.training.model_dump(mode="json", include={*_LIMITS}) if summary.config else None
-        )
-        values["progress"] = {**summary.progress.model_dump(mode="json"), "limits": recipe}
+        recipe = summary.config.training if summary.config else None
+        limits = recipe and recipe.model_dump(mode="json", include={*_LIMITS})
+        values["progress"] = {**summary.progress.model_dump(mode="json"), "limits": limits}
     return {**values, "notes": summary.notes}
 
 
@@ -142,7 +135,8 @@ def _section(
 def _model(model: "Description") -> Rows:
     from mtrain.checkpoint.card_text import describe_origin
 
-    config, architecture, info = model.config, model.config.model, model.info
+    config, info = model.config, model.info
+    architecture = config.model
     size = "unknown; model.safetensors cannot be read"
     data_type = model.data_type or "fp32"
     if model.parameters is not None:

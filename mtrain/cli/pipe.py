@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from mtrain.cli.terminal import decode_stdin
-from mtrain.data.reading.line_bounds import MAX_LINE
+from mtrain.data.reading.lines import MAX_LINE
 
 # Seconds without a new line after which the lines that were read are translated. Lines that arrive in quicker
 # succession are translated together, for up to LONGEST_WAIT.

@@ -149,8 +149,7 @@ def require_file(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
-    from mtrain.data.reading.line_bounds import lines_of
-    from mtrain.data.reading.lines import raise_errors
+    from mtrain.data.reading.lines import lines_of, raise_errors
     from mtrain.data.reading.lines import read_lines as lines_of_file
 
     yield from (

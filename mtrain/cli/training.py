@@ -68,7 +68,7 @@ def fit(
 def _print_test_scores(run_dir: Path, device: str) -> None:
     """Print the scores of the best model on the configured test sets."""
     from mtrain.decoding.translate import Translator
-    from mtrain.evaluation.test_scores import score_test_sets
+    from mtrain.runs.results import score_test_sets
 
     with Translator.load(run_dir, device) as translator, open_stdout() as out:
         for test in score_test_sets(run_dir, translator):

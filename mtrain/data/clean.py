@@ -8,13 +8,13 @@ from typing import IO
 
 from mtrain.config.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.data import DataConfig
-from mtrain.data.pairs.filters import REASONS, Codes
+from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.preparing.encode_folder import format_counts
 from mtrain.data.reading.blocks import RawBlock, read_blocks
-from mtrain.data.reading.corpus import parse_block
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.lines import decode_block
+from mtrain.data.reading.parse import parse_block
 from mtrain.data.reading.quotes import split_quoted
-from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import ProgressBar
@@ -67,7 +67,7 @@ def clean(
         for index, corpus in enumerate(data.train):
             for raw in read_blocks(corpus):
                 codes = rejections.of_pairs(index, raw.first, raw.end.first)
-                _write(raw, corpus, codes, (out, rejected), result)
+                _write(raw, corpus, codes, out, rejected, result)
                 progress.add(len(codes))
     scanner.files.require_unchanged(data.train)
     _log(result)
@@ -91,10 +91,9 @@ def _log(result: Cleaned) -> None:
 
 
 def _write(
-    raw: RawBlock, corpus: Corpus, codes: Codes, files: tuple[IO[str], IO[str] | None], result: Cleaned
+    raw: RawBlock, corpus: Corpus, codes: Codes, out: IO[str], rejected: IO[str] | None, result: Cleaned
 ) -> None:
-    """Write the pairs of a block."""
-    out, rejected = files
+    """Write the pairs of a block, and count and show what becomes of them in `result`."""
     lines, replaced = _lines_of(raw, corpus)
     result.replaced += sum(replaced if rejected is not None else compress(replaced, codes == 0))
     out.write("\n".join([*compress(lines, codes == 0), ""]))

@@ -2,9 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
@@ -13,28 +11,33 @@ from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.preparing.encode_folder import FolderEncoder, format_counts
 from mtrain.data.preparing.inputs import (
-    describe_data,
+    describe_settings,
     differ_only_in_paths,
-    has_same_settings,
-    hashes_of_missing,
+    find_difference,
+    has_same_text,
     require_same_inputs,
 )
-from mtrain.data.reading.digests import read_digests
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.preparing.missing_files import hashes_of_missing
+from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting.classifier_pairs import ExampleMaker
 from mtrain.data.rewriting.resegment import Resegmenter
 from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import read_suspects, remove_suspects
-from mtrain.data.store.folder import Contents, directions_of_validation, open_contents, remove_obsolete
-from mtrain.data.store.summary import Inputs, Summary, find_summary, inputs_of, read_summary
+from mtrain.data.store.folder import (
+    Contents,
+    DataFolder,
+    Inputs,
+    Summary,
+    directions_of_validation,
+    remove_obsolete,
+)
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# Part of the fingerprint. It never changes, so that the same pairs have the same fingerprint in old runs.
-_FINGERPRINT_FORMAT = 2
+_SAME_FILES = "all processes must use the same file system for it"
 
 
 class PreparedData(NamedTuple):
@@ -48,150 +51,129 @@ class PreparedData(NamedTuple):
 
 def make_scanner(
     data: DataConfig,
-    folder: Path,
-    run_dir: Path,
+    folder: DataFolder,
     seed: int,
     check: bool = False,
     workers: int | None = None,
     for_tokenizer: bool = True,
 ) -> CorpusScanner:
-    """A scanner of the corpora of a run, which does not read what the data folder contains already. The
-    held-out pairs are drawn by `seed` or, if `data.folder` was begun with another seed, by that seed.
-    The other arguments are those of `CorpusScanner`. Raises what `find_summary` raises."""
-    summary, _ = find_summary(folder, data.folder is not None)
-    if data.folder is not None and (inputs := inputs_of(summary)):
-        seed = inputs.seed
-    missing, folders = hashes_of_missing(data, summary), (folder, run_dir / "data")
-    files = RawFiles(data, folders, missing)
-    return CorpusScanner(files, seed, run_dir, check, True, workers, for_tokenizer)
+    """A scanner of the corpora of a run, which does not read what the data folder contains already. With
+    `check`, it checks the text, unless the folder was begun from the same text. The held-out pairs are drawn
+    by `seed` or, if a shared folder was begun with another seed, by that seed. The other arguments are those
+    of `CorpusScanner`."""
+    if folder.shared and folder.inputs:
+        seed = folder.inputs.seed
+    files = RawFiles(data, (folder.path, folder.run_dir / "data"), hashes_of_missing(data, folder))
+    check = check and not has_same_text(data, folder, files)
+    return CorpusScanner(files, seed, folder.run_dir, check, True, workers, for_tokenizer)
 
 
 def prepare_data(
     data: DataConfig,
     tokenizer: Tokenizer,
-    folder: Path,
+    folder: DataFolder,
     seed: int,
     expected: str | None = None,
     scanner: CorpusScanner | None = None,
     workers: int | None = None,
-    run_dir: Path | None = None,
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed. An
     interrupted encoding is resumed, and only what is missing or damaged is encoded again. The result does
     not depend on the number of `workers`, the processes that encode; None is one for each core if the corpus
-    is large. `run_dir` is the run folder; by default, `folder` is `RUN/data`.
+    is large.
 
-    With `data.folder`, other inputs are an error, because other runs may use the folder. The seed with which
+    In a shared folder, other inputs are an error, because other runs may use the folder. The seed with which
     the folder was begun is used.
 
     `expected` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the data
-    differs from it, or if the summary of a shared folder is damaged; DataError if a corpus is missing,
-    malformed or misaligned, if it changes while it is encoded, or if no training pair is left; UsageError if
-    a shared folder was prepared with other settings; StorageError if the folder cannot be written.
+    differs from it; DataError if a corpus is missing, malformed or misaligned, if it changes while it is
+    encoded, or if no training pair is left; UsageError if a shared folder was prepared with other settings;
+    StorageError if the folder cannot be written.
     """
-    run_dir, shared = run_dir or folder.parent, data.folder is not None
-    scanner = scanner or make_scanner(data, folder, run_dir, seed)
-    summary, unusable = find_summary(folder, shared)
-    if unusable:
-        log.warning("%s; encoding the corpus again", unusable)
-    inputs, folder_inputs = _describe_inputs(data, tokenizer, scanner), inputs_of(summary)
-    if shared and folder_inputs:
-        require_same_inputs(folder, folder_inputs, inputs)
-        inputs = folder_inputs
-    elif folder_inputs and differ_only_in_paths(folder_inputs, inputs):
-        inputs = folder_inputs
+    scanner = scanner or make_scanner(data, folder, seed)
+    if folder.unusable:
+        log.warning("%s; encoding the corpus again", folder.unusable)
+    inputs = _choose_inputs(data, tokenizer, folder, scanner)
     if expected not in (None, inputs.fingerprint):
         raise ModelError(
-            f"{folder}: the corpus or the tokenizer changed since the checkpoints of this run were written; "
-            "restore it, resume with `mtrain fit --allow-data-change`, or start another run with --run-dir"
+            f"{folder.path}: the corpus or the tokenizer changed since the checkpoints of this run were "
+            "written; restore it, resume with `mtrain fit --allow-data-change`, or start another run with "
+            "--run-dir"
         )
     encoder = FolderEncoder(data, tokenizer, folder, scanner, inputs, workers)
-    if folder_inputs != inputs or not summary.get("complete"):
-        summary = encoder.encode(summary)
-    buckets, suspects = _buckets_to_verify(summary, data.window_pairs), read_suspects(run_dir)
-    contents = open_contents(folder, summary, buckets, suspects)
+    if folder.inputs != inputs or not folder.is_complete:
+        encoder.encode()
+    buckets = _buckets_to_verify(folder.summary, data.window_pairs)
+    suspects = read_suspects(folder.run_dir)
+    contents = folder.open_contents(buckets, suspects)
     if contents.problem:
         contents = encoder.repair(contents.problem, buckets, suspects)
     if suspects:
-        remove_suspects(run_dir)
-    if not shared:  # a shared folder has only been used for the same corpora
-        remove_obsolete(folder, len(contents.shards))
-    if scanner.files.digests.items() - read_digests(folder).items():
-        scanner.files.record_digests(run_dir / "data")
-    train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
-    size = f"{len(train):,} training pairs (dropped: {format_counts(summary['dropped']) or 'none'})"
-    log.info("data: %s, %s validation pairs", size, f"{len(contents.validation):,}")
-    directions = directions_of_validation(data, summary, contents.validation)
-    return PreparedData(train, contents.validation, directions, inputs.fingerprint)
+        remove_suspects(folder.run_dir)
+    if not folder.shared:  # a shared folder has only been used for the same corpora
+        remove_obsolete(folder.path, len(contents.shards))
+    if scanner.files.digests.items() - read_digests(folder.path).items():
+        scanner.files.record_digests(folder.run_dir / "data")
+    prepared = _as_prepared_data(contents, buckets, data, tokenizer, folder, seed)
+    dropped = format_counts(folder.summary["dropped"]) or "none"
+    counts = f"{len(prepared.train):,} training pairs (dropped: {dropped})"
+    log.info("data: %s, %s validation pairs", counts, f"{len(prepared.validation):,}")
+    return prepared
 
 
-def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int) -> PreparedData | None:
-    """The contents of a data folder, if it is complete and was made with these settings. Nothing is written,
-    and neither the raw files nor the rows of the shards are read. Raises what `WindowedCorpus` raises."""
-    with suppress(ModelError, StorageError):
-        summary = read_summary(folder)
-        inputs = inputs_of(summary)
-        if not summary.get("complete") or inputs is None:
-            return None
-        if has_same_settings(inputs, _describe_settings(data, tokenizer, seed)):
-            contents = open_contents(folder, summary, ())
-            if not contents.problem:
-                verified = range(summary["buckets"])
-                train = WindowedCorpus(contents.shards, data, seed, folder.parent, verified)
-                directions = directions_of_validation(data, summary, contents.validation)
-                return PreparedData(train, contents.validation, directions, inputs.fingerprint)
-    return None
-
-
-def open_complete_data(
-    data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int, run_dir: Path
+def open_data(
+    data: DataConfig, tokenizer: Tokenizer, folder: DataFolder, seed: int, verify: bool = True
 ) -> PreparedData:
-    """The contents of a data folder that another process has just prepared with these settings. Nothing is
-    written, and the raw files are not read.
+    """The contents of a complete data folder that was prepared with these settings. Nothing is written, and
+    the raw files are not read. Without `verify`, the rows of the shards are not compared with their hashes.
 
-    Raises ModelError or StorageError if this process does not find the same contents.
+    Raises StorageError if the folder is incomplete or cannot be read; ModelError if it is damaged, or was
+    prepared with other settings.
     """
-    summary = read_summary(folder)
-    inputs = inputs_of(summary)
-    if inputs is None or not summary.get("complete"):
-        raise StorageError(f"{folder}: is incomplete; all processes must use the same file system for it")
-    buckets = _buckets_to_verify(summary, data.window_pairs)
-    contents = open_contents(folder, summary, buckets)
+    if folder.inputs is None or not folder.is_complete:
+        raise StorageError(f"{folder.path}: is incomplete; {_SAME_FILES}")
+    settings = describe_settings(data, tokenizer, seed)
+    if difference := find_difference(folder.inputs.settings, settings):
+        raise ModelError(f"{folder.path}: was prepared with {difference}; {_SAME_FILES}")
+    buckets = _buckets_to_verify(folder.summary, data.window_pairs) if verify else ()
+    contents = folder.open_contents(buckets)
     if contents.problem:
-        raise ModelError(f"{contents.problem}; all processes must use the same file system for it")
-    train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
-    directions = directions_of_validation(data, summary, contents.validation)
-    return PreparedData(train, contents.validation, directions, inputs.fingerprint)
+        raise ModelError(f"{contents.problem}; {_SAME_FILES}")
+    verified = buckets if verify else range(folder.summary["buckets"])
+    return _as_prepared_data(contents, verified, data, tokenizer, folder, seed)
 
 
-def _make_corpus(
+def _choose_inputs(
+    data: DataConfig, tokenizer: Tokenizer, folder: DataFolder, scanner: CorpusScanner
+) -> Inputs:
+    """The inputs of a run; those of the folder if it can be used for the run."""
+    settings = describe_settings(data, tokenizer, scanner.seed)
+    inputs = Inputs(settings, scanner.files.content_hashes)
+    if folder.inputs is None:
+        return inputs
+    if folder.shared:
+        require_same_inputs(folder.path, folder.inputs, inputs)
+        return folder.inputs
+    return folder.inputs if differ_only_in_paths(folder.inputs, inputs) else inputs
+
+
+def _as_prepared_data(
     contents: Contents,
     verified: Sequence[int],
     data: DataConfig,
     tokenizer: Tokenizer,
+    folder: DataFolder,
     seed: int,
-    run_dir: Path,
-) -> WindowedCorpus:
+) -> PreparedData:
+    """The contents of a complete folder, of which the rows of some buckets have been `verified`."""
     rewrites: list[Rewrite] = []
     if data.changes_pairs:
-        rewrites.append(Resegmenter(data, tokenizer, seed, run_dir))
+        rewrites.append(Resegmenter(data, tokenizer, seed, folder.run_dir))
     if data.corruptions is not None:
-        rewrites.append(ExampleMaker(data, tokenizer, seed, run_dir))
-    return WindowedCorpus(contents.shards, data, seed, run_dir, verified, rewrites)
-
-
-def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Inputs:
-    return Inputs(_describe_settings(data, tokenizer, scanner.seed), scanner.files.content_hashes)
-
-
-def _describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:
-    keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling", "filters"}
-    return {
-        "format": _FINGERPRINT_FORMAT,
-        "data": describe_data(data, keys),
-        "seed": seed,
-        "tokenizer": tokenizer.fingerprint(),
-    }
+        rewrites.append(ExampleMaker(data, tokenizer, seed, folder.run_dir))
+    train = WindowedCorpus(contents.shards, data, seed, folder.run_dir, verified, rewrites)
+    directions = directions_of_validation(data, folder.summary, contents.validation)
+    return PreparedData(train, contents.validation, directions, folder.summary["fingerprint"])
 
 
 def _buckets_to_verify(summary: Summary, window_pairs: int) -> Sequence[int]:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -22,11 +22,10 @@ from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
 from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
-from mtrain.decoding.worker_process import decode_remotely, messages_of, start_process
+from mtrain.decoding.worker_process import make_decoder
 from mtrain.device import thread_pool
 from mtrain.model.transformer import Transformer
 from mtrain.processes import WorkerEndedError, WorkerProcess
-from mtrain.worker_messages import Message
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +46,8 @@ class Workers:
     """
 
     def __init__(self, ensemble: Ensemble[Transformer], precision: str, count: int, processes: bool):
-        self.originals, self.precision, self.count = ensemble, precision, count
-        self.ensemble = for_decoding(ensemble, precision)
+        self.originals, self.ensemble = ensemble, for_decoding(ensemble, precision)
+        self.precision, self.count = precision, count
         self.start_after = START_AFTER
         self.sent = 0  # batches that worker processes have decoded
         self._start_up(processes and ensemble.device.type == "cpu")
@@ -126,7 +125,7 @@ class Workers:
     def _send(self, process: WorkerProcess, task: DecodingTask) -> list[list[Translation]]:
         self.sent += 1
         try:
-            found = decode_remotely(process, task)
+            found: list[list[Translation]] = process.call(task)
         except WorkerEndedError:
             raise
         except Exception:  # raised by decoding, so the process is still usable
@@ -160,14 +159,13 @@ class Workers:
         with self._lock:
             while len(self._processes) < self._wanted:
                 try:
-                    process = start_process(self._threads)
+                    process = WorkerProcess(self._threads)
                 except OSError as error:  # too many processes, for example
                     self._give_up(f"cannot start a worker process: {error}")
                     break
                 self._processes.append(process)
                 # The thread must not hold a reference to this object, which may be dropped meanwhile.
-                messages = messages_of(self.originals, self.precision, self._threads)
-                arguments = (process, messages, self._free)
+                arguments = (process, self.originals, self.precision, self._threads, self._free)
                 thread = threading.Thread(target=_prepare, args=arguments, name="preparing", daemon=True)
                 starting.append(thread)
                 thread.start()
@@ -200,11 +198,15 @@ class Workers:
 
 
 def _prepare(
-    process: WorkerProcess, messages: Iterator[Message], free: "queue.SimpleQueue[WorkerProcess]"
+    process: WorkerProcess,
+    ensemble: Ensemble[Transformer],
+    precision: str,
+    threads: int,
+    free: "queue.SimpleQueue[WorkerProcess]",
 ) -> None:
     """Prepare a process for tasks. If it fails, it is killed, and its first task raises WorkerEndedError."""
     try:
-        process.prepare(messages)
+        process.prepare(make_decoder(ensemble, precision, threads))
     except Exception as error:
         if not isinstance(error, WorkerEndedError):
             log.warning("a worker process could not be prepared: %s", error)

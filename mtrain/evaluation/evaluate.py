@@ -18,12 +18,11 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
-from mtrain.data.reading.corpus import good_pairs, read_corpus
-from mtrain.data.reading.corpus_files import further_references
+from mtrain.data.reading.files import further_references
 from mtrain.data.reading.lines import raise_errors, read_text
+from mtrain.data.reading.parse import good_pairs, read_corpus
 from mtrain.data.rewriting.augment import Side, change_pair
-from mtrain.data.store.folder import directions_of_validation, find_data_folder, read_validation
-from mtrain.data.store.summary import read_summary
+from mtrain.data.store.folder import directions_of_validation, find_data_folder, read_summary, read_validation
 from mtrain.decoding.problems import ProblemCounter, count_problems
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import MetricScore, score

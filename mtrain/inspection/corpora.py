@@ -8,10 +8,9 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import parse_block
-from mtrain.data.reading.corpus_files import expand, files_of
+from mtrain.data.reading.files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
-from mtrain.data.scanning.block_check import usable_pairs
+from mtrain.data.reading.parse import parse_block
 from mtrain.errors import DataError
 from mtrain.inspection.choose_sides import ChosenSides, FoundText
 from mtrain.inspection.file_groups import Group, Roles
@@ -81,7 +80,7 @@ def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCor
             if number < _PARSED:
                 block, parsed = parse_block(raw, corpus), pairs
                 errors += block.errors.values()
-                usable = usable_pairs(block)
+                usable = block.usable()
                 step = -(-len(usable.sources) // _SAMPLED) or 1
                 sample += map(Pair, usable.sources[::step], usable.targets[::step])
             elif isinstance(corpus, ParquetCorpus):  # whose rows are slow to read

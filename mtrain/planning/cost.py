@@ -5,11 +5,16 @@ for Neural Language Models", 2020, section 2.1); the gradient of each of the two
 product, so a step takes three times as many as its forward pass. Memory is counted tensor by tensor, as in
 Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.
 
+The model on the meta device cannot replace the formulas: it saves other tensors than on a GPU, because the
+meta device has no autocast and no fused attention, and its dropout masks are fp32.
+
 Symbols: see `mtrain.model`; F is the width of the feed-forward network.
 """
 
+import re
 from typing import NamedTuple
 
+from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.cross_entropy import chunk_rows
 from mtrain.kernels.eager_attention import padded_keys, suits_eager_kernel
@@ -44,33 +49,18 @@ class Shape(NamedTuple):
 # ------------------------------------------------------------------------------------------------- parameters
 
 
-class Parameters(NamedTuple):
-    """Numbers of parameters. Tied embeddings count once."""
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """The number of parameters of each part of a model, and in total. Tied embeddings count once.
 
-    embeddings: int  # of both languages and of learned positions; with a tied output projection
-    encoder: int
-    decoder: int
-    projection: int  # to the vocabulary: its bias, and its weight unless tied
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(self)
-
-
-def count_parameters(config: ModelConfig) -> Parameters:
-    """The parameters of a model."""
-    width, vocabulary, tie = config.d_model, config.target_vocab_size, config.tie_embeddings
-    norm, final_norm = 2 * width, 2 * width if config.norm == "pre" else 0
-    encoder = config.encoder_layers * (_linear_parameters(config, 1) + 2 * norm) + final_norm
-    positions = config.max_positions if config.positions == "learned" else 0
-    if config.is_classifier:
-        segments = 2
-        return Parameters(width * (config.source_vocab_size + segments + positions), encoder, 0, width + 1)
-    embeddings = config.source_vocab_size + 2 * positions + (0 if tie == "all" else vocabulary)
-    decoder = config.decoder_layers * (_linear_parameters(config, 2) + 3 * norm) + final_norm
-    projection = vocabulary * ((width if tie == "none" else 0) + config.output_bias)
-    return Parameters(width * embeddings, encoder, decoder, projection)
+    The parts are the embeddings of both languages and of learned positions, with a tied output projection;
+    the encoder; the decoder; and the projection: its bias, and its weight unless tied.
+    """
+    counts = {"embeddings": 0, "encoder": 0, "decoder": 0, "projection": 0}
+    parts = {"encoder": "encoder", "decoder": "decoder", "output": "projection", "classifier": "projection"}
+    for name, parameter in model_without_weights(config).named_parameters():
+        first = re.split("[._]", name)[0]  # of `encoder.0.norm.weight` or `encoder_norm.weight`, for example
+        counts[parts.get(first, "embeddings")] += parameter.numel()
+    return {**counts, "total": sum(counts.values())}
 
 
 def _linear_parameters(config: ModelConfig, attentions: int) -> int:
@@ -93,13 +83,14 @@ def flops_of(config: ModelConfig, shape: Shape) -> int:
     Causal attention is counted in full. The recomputation in the backward pass of fused attention is not
     counted.
     """
-    width, (_, source, target), lengths = config.d_model, shape, shape.lengths
+    width, lengths = config.d_model, shape.lengths
     square, feed_forward = width**2, _products_of_feed_forward(config) * width * config.ffn_dim
-    encoder = source * (4 * square + feed_forward + 2 * width * lengths[0])
-    decoder = target * (6 * square + feed_forward + 2 * width * sum(lengths)) + source * 2 * square
+    encoder = shape.source * (4 * square + feed_forward + 2 * width * lengths[0])
+    decoder = shape.target * (6 * square + feed_forward + 2 * width * sum(lengths))
+    decoder += shape.source * 2 * square  # keys and values
     classes = 1 if config.is_classifier else config.target_vocab_size
     layers = config.encoder_layers * encoder + config.decoder_layers * decoder
-    return 3 * 2 * (layers + target * width * classes)
+    return 3 * 2 * (layers + shape.target * width * classes)
 
 
 # Operations that PyTorch dispatches on a GPU for a micro-batch, views not counted: for each encoder layer,
@@ -149,7 +140,8 @@ def activation_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
     They include copies of the weights in low precision, and the gradients that the loss computes early.
     """
     _, source, target = shape
-    (longest_source, longest_target), number, width = shape.lengths, device.product_bytes, config.d_model
+    longest_source, longest_target = shape.lengths
+    number, width = device.product_bytes, config.d_model
     mask = device.mask_bytes(config.dropout, FP32) * width
     norm = FP32 * (width + 2)  # its input, a mean and a standard deviation
     # Per token: a norm, the input of the first product, and dropout.

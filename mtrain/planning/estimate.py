@@ -80,35 +80,41 @@ class Estimator:
         device: Device,
         devices: int = 1,
     ):
-        self.recipe, self.architecture, self.lengths = config.training, architecture, lengths
+        self.recipe, self.architecture = config.training, architecture
+        self.lengths = lengths
         self.device, self.devices = device, devices
+        self.parameters = cost.count_parameters(architecture)
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
         self.longest = self.max_length = config.longest_sequence  # in tokens
         if lengths.is_complete and not (config.data.changes_pairs or config.model.is_classifier):
             self.longest = int(max(lengths.source.max(), lengths.target.max()))
         self.micro_batch_tokens = self._choose_micro_batch_tokens()
-        sizes = self.recipe.batch_tokens, self.micro_batch_tokens, devices, device.workers
-        self.plan = lengths.plan(*sizes)
+        self.plan = lengths.plan(self.recipe.batch_tokens, self.micro_batch_tokens, devices, device.workers)
         self.shapes = self._shapes()
 
     def _choose_micro_batch_tokens(self) -> int:
         """Choose as training does, but with formulas instead of measured activations."""
-        limit, hardware = self.recipe.micro_batch_limit, self.device.hardware
+        limit = self.recipe.micro_batch_limit
+        hardware, workers = self.device.hardware, self.device.workers
         if self.recipe.micro_batch_tokens != "auto":
             return limit
 
         def size(pairs: int) -> int:
             return self._activation_bytes(self._longest_shape(pairs))
 
-        sizes = self.longest, limit, hardware.memory, self.device.workers, hardware.on_cpu
-        return fit_micro_batch_tokens(size, *sizes)
+        return fit_micro_batch_tokens(size, self.longest, limit, hardware.memory, workers, hardware.on_cpu)
 
     def _shapes(self) -> Counter[Shape]:
         """The shapes of the micro-batches of this device."""
         source, target = self.lengths.source, self.lengths.target
-        micro_batches = [rows for step in self.plan.steps for rows in step if len(rows)]
-        sizes = ((len(rows), int(source[rows].max()), int(target[rows].max())) for rows in micro_batches)
-        return Counter(Shape.of_lengths(*size).repeated(self.copies) for size in sizes)
+        return Counter(
+            Shape.of_lengths(len(rows), int(source[rows].max()), int(target[rows].max())).repeated(
+                self.copies
+            )
+            for step in self.plan.steps
+            for rows in step
+            if len(rows)
+        )
 
     def _largest_possible(self, micro_batch_tokens: int) -> Shape:
         """The largest micro-batch of the longest sentences: a step is divided among devices and workers."""
@@ -124,8 +130,7 @@ class Estimator:
     @property
     def trained_parameters(self) -> int:
         """The number of parameters that `training.freeze` leaves."""
-        counts = cost.count_parameters(self.architecture)._asdict()
-        return sum(count for part, count in counts.items() if part not in self.recipe.freeze)
+        return self.parameters["total"] - sum(self.parameters[part] for part in {*self.recipe.freeze})
 
     # ------------------------------------------------------------------------------------------------- memory
 
@@ -138,7 +143,7 @@ class Estimator:
 
     def memory_of(self, shape: Shape) -> Memory:
         """Peak memory, with a micro-batch of a shape."""
-        workers, weights = self.device.workers, FP32 * cost.count_parameters(self.architecture).total
+        workers, weights = self.device.workers, FP32 * self.parameters["total"]
         trained, loss = FP32 * self.trained_parameters, cost.loss_gradient_bytes(self.architecture, shape)
         workspace = cost.loss_workspace_bytes(self.architecture, shape, self.device)
         return Memory(

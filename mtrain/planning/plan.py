@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -21,11 +22,11 @@ from mtrain.data.epochs.batch import Batch, collate
 from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.loader import Step
 from mtrain.data.epochs.position import START
-from mtrain.data.prepare import open_prepared
-from mtrain.data.preparing.inputs import check_corpora
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.prepare import open_data
+from mtrain.data.preparing.missing_files import check_corpora
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.folder import find_data_folder
+from mtrain.data.store.folder import DataFolder
 from mtrain.device import (
     keep_freed_memory,
     let_cuda_memory_grow,
@@ -34,11 +35,11 @@ from mtrain.device import (
     resolve_device,
     resolve_precision,
 )
-from mtrain.errors import UsageError
-from mtrain.planning.cost import FP32, Device, count_parameters
+from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.planning.cost import FP32, Device
 from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
-from mtrain.planning.scaling import Run, predict_run
+from mtrain.planning.scaling import Run, Work, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.setup.complete import (
     choose_values,
@@ -91,26 +92,31 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     else those of a sample of the text. Raises the errors of `mtrain.errors`.
     """
     data, device = config.data, find_hardware(hardware)
-    check_corpora(data, find_data_folder(data, Path(config.run_dir)))
+    folder = DataFolder.of_run(data, Path(config.run_dir))
+    check_corpora(data, folder)
     scanner = CorpusScanner(RawFiles(data), config.seed, strict=False)
     speed = assumed_speed("cpu" if device.on_cpu else "cuda", devices)
     automatic = vocab_size_is_automatic(config)
-    config, initial_model = resolve_config(config, scanner, speed=speed)
+    config, initial_model, _ = resolve_config(config, scanner, speed=speed)
     earlier = vocab_size_choice(config) if automatic else []
     tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
-    lengths = _find_lengths(config, scanner, tokenizer).of_examples(config.model)
+    lengths = _find_lengths(config, folder, scanner, tokenizer).of_examples(config.model)
     if config.training.r_drop_after:
         log.warning("training.r_drop_after is ignored; the steps before it are about twice as fast")
     planner = _Planner(device, devices, lengths, tokenizer)
     return planner.plan(planner.complete(config, earlier, speed), price)
 
 
-def _find_lengths(config: Config, scanner: CorpusScanner, tokenizer: Tokenizer | None) -> TrainingLengths:
-    folder = find_data_folder(config.data, Path(config.run_dir))
-    data = None if tokenizer is None else open_prepared(config.data, tokenizer, folder, config.seed)
+def _find_lengths(
+    config: Config, folder: DataFolder, scanner: CorpusScanner, tokenizer: Tokenizer | None
+) -> TrainingLengths:
+    data = None
+    if tokenizer is not None and folder.is_complete:
+        with suppress(ModelError, StorageError):  # it was prepared with other settings, or is damaged
+            data = open_data(config.data, tokenizer, folder, config.seed, verify=False)
     if data is not None:
         average = "" if config.data.stages is None else "; an average epoch of data.stages"
-        return TrainingLengths.of_data(data, config, f"encoded pairs in {folder}{average}")
+        return TrainingLengths.of_data(data, config, f"encoded pairs in {folder.path}{average}")
     mixed = {
         "the shares of data.stages are": config.data.stages is not None,
         "data.temperature is": config.data.temperature is not None,
@@ -127,7 +133,8 @@ class _Planner:
     def __init__(
         self, hardware: Hardware, devices: int, lengths: TrainingLengths, tokenizer: Tokenizer | None
     ):
-        self.hardware, self.devices, self.lengths, self.tokenizer = hardware, devices, lengths, tokenizer
+        self.hardware, self.devices = hardware, devices
+        self.lengths, self.tokenizer = lengths, tokenizer
 
     def complete(self, config: Config, earlier: Sequence[Choice], speed: float) -> Config:
         """The config with a value for every key. Logs what `model.preset: auto` chose, including `earlier`
@@ -141,11 +148,12 @@ class _Planner:
                 raise MemoryError
             return speed
 
-        inputs = config, self.lengths
         try:
-            completed, choices = choose_values(config, make_workload(*inputs, self._speed, speed))
+            workload = make_workload(config, self.lengths, self._speed, speed)
+            completed, choices = choose_values(config, workload)
         except MemoryError:  # not even the smallest model fits, as the plan will say
-            completed, choices = choose_values(config, make_workload(*inputs, speed_of_smallest, speed))
+            workload = make_workload(config, self.lengths, speed_of_smallest, speed)
+            completed, choices = choose_values(config, workload)
         if choices:
             log_choices([*earlier, *choices])
         return completed
@@ -156,26 +164,21 @@ class _Planner:
         if not estimator.trained_parameters:
             parts = ", ".join(config.training.freeze)
             raise UsageError(f"training.freeze: {parts} leave nothing to train")
-        memory, step, epoch = estimator.memory(), estimator.step(), estimator.epoch()
+        memory = estimator.memory()
         fits, runs = estimator.fits(memory), []
         if fits or not self.hardware.is_measured:
-            architecture, frozen = estimator.architecture, "embeddings" in config.training.freeze
-            # The gradient of the source embedding is known last.
-            last = 0 if frozen else FP32 * architecture.source_vocab_size * architecture.d_model
-            gradients = FP32 * estimator.trained_parameters, last
-            costs = step, *self._times(estimator, config), epoch, gradients
+            work = self._work(estimator, config)
             links = self.hardware.links if self.devices > 1 else [None]
-            runs = [predict_run(config.training, *costs, self.devices, link, price) for link in links]
-        parameters = count_parameters(estimator.architecture)
+            runs = [predict_run(work, self.devices, link, price) for link in links]
         resident = LIBRARIES + HEAP * memory.total
         return Plan(
             hardware=self.hardware.name,
             devices=self.devices,
             precision=estimator.device.precision,
             model={key: getattr(config.model, key) for key in SIZES},
-            parameters={**parameters._asdict(), "total": parameters.total},
-            epoch=epoch,
-            step=step,
+            parameters=estimator.parameters,
+            epoch=estimator.epoch(),
+            step=estimator.step(),
             memory=memory,
             device_memory=self.hardware.memory,
             usable_memory=self.hardware.usable_memory,
@@ -207,6 +210,20 @@ class _Planner:
 
     def _own_device(self) -> torch.device:
         return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")
+
+    def _work(self, estimator: Estimator, config: Config) -> Work:
+        architecture, frozen = estimator.architecture, "embeddings" in config.training.freeze
+        time, alone = self._times(estimator, config)
+        return Work(
+            recipe=config.training,
+            epoch=estimator.epoch(),
+            step=estimator.step(),
+            time=time,
+            alone=alone,
+            gradient_bytes=FP32 * estimator.trained_parameters,
+            # The gradient of the source embedding is known last.
+            last_gradient_bytes=0 if frozen else FP32 * architecture.source_vocab_size * architecture.d_model,
+        )
 
     def _times(self, estimator: Estimator, config: Config) -> tuple[StepTime, float]:
         """The time of a step of one of the devices, and the seconds that a single device would take for the

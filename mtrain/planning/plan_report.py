@@ -29,7 +29,8 @@ def plan_notes(plan: Plan) -> Iterator[str]:
 
 
 def _costs(plan: Plan) -> Iterator[Row]:
-    parameters, epoch, step = plan.parameters, plan.epoch, plan.step
+    parameters = plan.parameters
+    epoch, step = plan.epoch, plan.step
     yield "hardware", plan.hardware, f"{plan.devices} device{'s' * (plan.devices > 1)}, {plan.precision}"
     parts = ", ".join(f"{_count(n)} {part}" for part, n in parameters.items() if n and part != "total")
     yield "parameters", _count(parameters["total"]), parts

@@ -18,6 +18,19 @@ BUCKET = 25 * 2**20  # bytes of gradients that DistributedDataParallel sends at 
 
 
 @dataclass(frozen=True)
+class Work:
+    """What the devices of a run compute and exchange."""
+
+    recipe: TrainingConfig
+    epoch: Epoch
+    step: StepCost
+    time: StepTime  # of each device in a step
+    alone: float  # seconds that a single device would take for the step
+    gradient_bytes: int  # of all gradients
+    last_gradient_bytes: int  # of the gradient that is known last; nothing is left to compute meanwhile
+
+
+@dataclass(frozen=True)
 class Run:
     """A run on devices that are connected by one kind of link."""
 
@@ -34,39 +47,25 @@ class Run:
     cost: float | None  # of all devices; None without a price
 
 
-def predict_run(
-    recipe: TrainingConfig,
-    step: StepCost,
-    time: StepTime,
-    alone: float,
-    epoch: Epoch,
-    gradient_bytes: tuple[int, int],
-    devices: int = 1,
-    link: Link | None = None,
-    price: float | None = None,
-) -> Run:
-    """Predict a run whose steps take each of the devices `time`, and a single device `alone` seconds.
-
-    `gradient_bytes` are the bytes of all gradients, and of the gradient that is computed last. While that one
-    is sent, nothing is left to compute. `price` is the price of one device per hour.
-    """
-    sent, communication, exposed = 0.0, 0.0, 0.0
+def predict_run(work: Work, devices: int = 1, link: Link | None = None, price: float | None = None) -> Run:
+    """Predict a run on `devices` devices, each of which costs `price` an hour."""
+    sent = communication = exposed = 0.0
     if link is not None and devices > 1:
-        sent, communication = all_reduce(gradient_bytes[0], devices, link)
-        hidden = BACKWARD_SHARE * time.forward_backward / step.micro_batches
-        last = min(1.0, max(BUCKET, gradient_bytes[1]) / gradient_bytes[0])
+        sent, communication = all_reduce(work.gradient_bytes, devices, link)
+        hidden = BACKWARD_SHARE * work.time.forward_backward / work.step.micro_batches
+        last = min(1.0, max(BUCKET, work.last_gradient_bytes) / work.gradient_bytes)
         exposed = max(communication - hidden, communication * last)
-    seconds = sum(time) + exposed
-    steps, limit = planned_steps(recipe, epoch, seconds)
+    seconds = sum(work.time) + exposed
+    steps, limit = planned_steps(work.recipe, work.epoch, seconds)
     hours = steps * seconds / 3600
     return Run(
         link=None if link is None else link.name,
         sent_bytes=sent,
         communication_seconds=communication,
         step_seconds=seconds,
-        efficiency=alone / (devices * seconds),
-        target_tokens_per_second=step.target_tokens / seconds,
-        epoch_hours=epoch.steps * seconds / 3600,
+        efficiency=work.alone / (devices * seconds),
+        target_tokens_per_second=work.step.target_tokens / seconds,
+        epoch_hours=work.epoch.steps * seconds / 3600,
         steps=steps,
         limit=limit,
         hours=hours,

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mtrain.report.page import html_radios, html_table, json_script
-from mtrain.runs.records import Curve, Floats, RunRecords
+from mtrain.runs.metrics import Curve, Floats
+from mtrain.runs.records import RunRecords
 
 _ROWS = 10  # of the table of a chart
 

@@ -12,8 +12,7 @@ from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report.page import html_differences, html_labeled, html_table, text_attributes
-from mtrain.runs.records import RunRecords, config_section
-from mtrain.runs.translations import Sentence, Translations
+from mtrain.runs.records import RunRecords, Sentence, Translations, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
@@ -32,7 +31,7 @@ def html_data(run: RunRecords) -> str:
         facts["Dropped"] = ", ".join(f"{why}: {count:,}" for why, count in dropped.items()) or "none"
     parts = []
     if run.findings is not None:
-        found, listed_warnings = run.findings
+        found = run.findings
         facts["Scripts"] = " to ".join(script or "none" for script in found.scripts)
         about = "about " if found.duplicates_error else ""
         facts["Duplicate training pairs"] = f"{about}{found.duplicates:,}"
@@ -43,7 +42,7 @@ def html_data(run: RunRecords) -> str:
             facts["Longer than data.max_length"] = (
                 f"{segmentation.too_long:,} of {segmentation.pairs:,} sampled pairs"
             )
-        warnings = "".join(f"<li>{escape(text)}</li>" for text in listed_warnings)
+        warnings = "".join(f"<li>{escape(text)}</li>" for text in found.warnings)
         parts.append(f'<h3>Findings of the check</h3><ul class="warnings">{warnings or "<li>none</li>"}</ul>')
         parts.append(_finding_tables(found))
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
@@ -73,9 +72,11 @@ def _finding_tables(found: Findings) -> str:
         tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
     words = [*(f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
     ratios = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
-    tables.append(_histogram("Words of the source", words, found.lengths[0]))
-    tables.append(_histogram("Words of the target", words, found.lengths[1]))
-    tables.append(_histogram("Characters, target / source", ratios, found.ratios))
+    tables += [
+        _histogram("Words of the source", words, found.lengths[0]),
+        _histogram("Words of the target", words, found.lengths[1]),
+        _histogram("Characters, target / source", ratios, found.ratios),
+    ]
     return "".join(tables)
 
 

@@ -98,7 +98,7 @@ def _summary(runs: Sequence[RunRecords]) -> str:
     if not any(run.is_classifier for run in runs):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     parts = [html_table("Runs, with the best scores on the validation set", columns, rows)]
-    tests = [(run.name, test) for run in runs for test in run.test_scores]
+    tests = [(run.name, test) for run in runs for test in run.results]
     if tests:
         metrics = dict.fromkeys(score.metric for _, test in tests for score in test.scores)
         rows = []

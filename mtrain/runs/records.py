@@ -1,37 +1,47 @@
 """What a run folder records, as the report needs it. Missing or damaged files are named, and not fatal."""
 
 import json
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.preparing.report import RecordedFindings, read_findings
-from mtrain.data.store.folder import VALIDATION
-from mtrain.data.store.summary import read_summary
+from mtrain.data.store.folder import VALIDATION, read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
-from mtrain.evaluation.test_scores import TestScores, read_test_scores
-from mtrain.regular_files import read_lines
-from mtrain.runs.translations import Translations, read_best, read_samples
-from mtrain.storage.json_records import Record, parse_json, read_steps, reading, to_number
+from mtrain.regular_files import read_file, read_lines
+from mtrain.runs.json_records import Record, parse_json, reading, to_number
+from mtrain.runs.metrics import Curve, read_curves, read_metrics
+from mtrain.runs.results import Result, read_results
 
-Floats = npt.NDArray[np.float64]
-POINTS = 1000  # of a curve, at most
+log = logging.getLogger(__name__)
 
 
-class Curve(NamedTuple):
-    """Values of one metric in the order of training."""
+@dataclass(frozen=True)
+class Sentence:
+    """A validation sentence and its translation."""
 
-    steps: Floats
-    tokens: Floats  # target tokens seen
-    hours: Floats  # of training and validation
-    values: Floats
+    source: str
+    reference: str
+    translation: str
+
+
+@dataclass(frozen=True)
+class Translations:
+    """Translations at one step."""
+
+    step: int
+    sentences: list[Sentence]  # at least one
+
+
+_TRANSLATIONS = TypeAdapter(Translations)
 
 
 class RunRecords(NamedTuple):
@@ -47,7 +57,7 @@ class RunRecords(NamedTuple):
     findings: RecordedFindings | None  # of the data check
     summary: Record  # of the data folder; empty if unknown
     examples: list[str]  # validation sources, for attention maps
-    test_scores: list[TestScores]  # of the best model
+    results: list[Result]  # of the best model on its test sets
     missing: list[str]  # what the report lacks
 
     @property
@@ -71,11 +81,11 @@ def read_run(folder: Path, name: str) -> RunRecords:
     config = read_yaml_file(folder / "config.yaml", ModelError)
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.yaml: damaged: it has no keys; restore it")
-    lines = list(read_steps(folder / "metrics.jsonl"))
-    curves = _curves(lines)
+    lines = list(read_metrics(folder))
+    curves = read_curves(lines)
     if not curves:
         raise UsageError(f"{folder}/metrics.jsonl: has no steps yet; train the run first")
-    samples, best = read_samples(folder / "samples.jsonl"), read_best(folder / "best_validation.json")
+    samples, best = _read_samples(folder / "samples.jsonl"), _read_best(folder / "best_validation.json")
     data = Path(str(config_section(config, "data").get("folder") or folder / "data"))
     findings = read_findings(data)
     try:
@@ -91,10 +101,21 @@ def read_run(folder: Path, name: str) -> RunRecords:
     missing = [what for what, is_missing in absent.items() if is_missing]
     recorded = samples[-1] if samples else best
     examples = [each.source for each in recorded.sentences] if recorded else _first_sources(data)
-    skipped = [to_number(line.get("skipped_steps")) for line in lines]
-    skipped_steps = int(max([count for count in skipped if math.isfinite(count)], default=0))
-    found = curves, skipped_steps, samples, best, findings, summary, examples
-    return RunRecords(name, folder, config, *found, read_test_scores(folder), missing)
+    skipped = filter(math.isfinite, (to_number(line.get("skipped_steps")) for line in lines))
+    return RunRecords(
+        name=name,
+        folder=folder,
+        config=config,
+        curves=curves,
+        skipped_steps=int(max(skipped, default=0)),
+        samples=samples,
+        best=best,
+        findings=findings,
+        summary=summary,
+        examples=examples,
+        results=read_results(folder),
+        missing=missing,
+    )
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -114,47 +135,39 @@ def _repeated(folders: Sequence[Path]) -> Path:
     return next(folder for folder in folders if resolved.count(folder.resolve()) > 1)
 
 
-def _curves(lines: list[Record]) -> dict[str, Curve]:
-    lines = _in_order(lines)
-    training = [
-        line for line in lines if "loss" in line and math.isfinite(to_number(line.get("target_tokens")))
-    ]
-    curves = {}
-    if training:
-        steps, seconds = _column(training, "step"), _column(training, "seconds")
-        tokens = _column(training, "target_tokens")
-        for name in ("loss", "nll", "learning_rate", "grad_norm", "target_tokens_per_second", "data_seconds"):
-            values = _column(training, name)
-            reduce = np.max if name == "grad_norm" else np.mean
-            curves[name] = _downsampled(Curve(steps, tokens, seconds / 3600, values), reduce)
-        curves["perplexity"] = curves["nll"]._replace(values=np.exp(np.minimum(curves["nll"].values, 700)))
-        validations = [line for line in lines if isinstance(line.get("validation"), dict)]
-        at, hours = _column(validations, "step"), _column(validations, "seconds") / 3600
-        seen = np.interp(at, [0, *steps], [0, *tokens]) if len(at) else at
-        for name in ("nll", "perplexity", "bleu", "chrf", "auc"):
-            values = _column([line["validation"] for line in validations], name)
-            best = np.min if name in ("nll", "perplexity") else np.max
-            curves[f"validation_{name}"] = _downsampled(Curve(at, seen, hours, values), best)
-    return curves
+def _read_samples(file: Path) -> list[Translations]:
+    """The translations of each validation, in the order of training. Damaged lines are left out, with a
+    warning."""
+    found, damaged = [], 0
+    with reading(file):
+        for line in read_lines(file):
+            record = _parsed(line)
+            if record is not None:
+                found.append(record)
+            elif line.strip():
+                damaged += 1
+    if damaged:
+        log.warning("%s: %d damaged line(s) are left out of the report", file, damaged)
+    return sorted(found, key=lambda record: record.step)
 
 
-def _in_order(lines: list[Record]) -> list[Record]:
-    """The lines that say where on the axes they are, by step. Each axis has to increase."""
-    axes = ("step", "seconds")
-    lines = [line for line in lines if all(math.isfinite(to_number(line.get(axis))) for axis in axes)]
-    return sorted(lines, key=lambda line: to_number(line["step"]))
+def _read_best(file: Path) -> Translations | None:
+    """The translations of the validation set by the best model; None if they are missing or, with a warning,
+    if they are damaged."""
+    with reading(file):
+        record = _parsed(read_file(file))
+        if record is None:
+            log.warning("%s: damaged; it is left out of the report", file)
+        return record
+    return None
 
 
-def _downsampled(curve: Curve, reduce: Callable[[Floats], np.float64]) -> Curve:
-    """At most POINTS points, each reduced from consecutive values. Values that are not finite are left out,
-    unless there are no others."""
-    if len(curve.values) <= POINTS:
-        return curve
-    chunks = np.array_split(np.arange(len(curve.values)), POINTS)
-    last = [chunk[-1] for chunk in chunks]
-    finite = [curve.values[chunk][np.isfinite(curve.values[chunk])] for chunk in chunks]
-    values = np.array([reduce(chunk) if len(chunk) else np.nan for chunk in finite])
-    return Curve(curve.steps[last], curve.tokens[last], curve.hours[last], values)
+def _parsed(text: bytes) -> Translations | None:
+    try:
+        record = _TRANSLATIONS.validate_json(text)
+    except ValueError:
+        return None
+    return record if record.sentences else None
 
 
 def _first_sources(data: Path) -> list[str]:
@@ -164,11 +177,6 @@ def _first_sources(data: Path) -> list[str]:
         lines = islice(read_lines(data / VALIDATION), 8)
         pairs = [parse_json(line.decode("utf-8", "replace")) for line in lines]
     return [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
-
-
-def _column(records: Sequence[Record], name: str) -> Floats:
-    """The numbers of a key; NaN for those that are missing, or that JSON cannot express."""
-    return np.array([to_number(record.get(name)) for record in records], np.float64)
 
 
 def config_section(config: Record, name: str) -> Record:

@@ -4,20 +4,75 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
 
 from mtrain.checkpoint.model_card import read_card, stated_license
-from mtrain.checkpoint.model_info import Description, ModelInfo, describe_model, is_run, require_folder
-from mtrain.checkpoint.run_info import describe_run
+from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
+from mtrain.config.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
-from mtrain.evaluation.test_scores import described_scores, read_test_scores
-from mtrain.runs.progress import RunProgress, read_progress
-from mtrain.storage.json_records import read_record
+from mtrain.runs.describe import describe_run
+from mtrain.runs.json_records import read_record
+from mtrain.runs.limits import limit_reached
+from mtrain.runs.metrics import read_metrics, validation_scores
+from mtrain.runs.results import described_scores, read_results
 from mtrain.storage.manifest import INFO, MANIFEST, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Validation(BaseModel):
+    """The scores of a validation."""
+
+    step: _Count
+    scores: list[Score]
+
+
+class RunProgress(BaseModel):
+    """The progress of a run, for display. Resuming uses the checkpoints themselves."""
+
+    step: _Count = 0  # of the newest checkpoint
+    epoch: _Count = 0  # number of complete epochs
+    stage_starts: Annotated[list[_Count], Field(min_length=1)] = [0]  # first epochs of the begun stages
+    target_tokens: _Count = Field(0, validation_alias="target_tokens_seen")
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    validations_without_improvement: _Count = 0  # in a row
+    logged_step: _Count = 0  # of the last line of metrics.jsonl
+    checkpoints: _Count = 0
+    best: Validation | None = None  # that of the model in the run folder
+    last: Validation | None = None
+    finished: str | None = None  # the limit that was reached
+
+
+def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
+    """The progress of a run folder, as far as it is recorded. `recipe` is None if it is not known."""
+    folders = sorted((run_dir / "checkpoints").glob("step-" + "[0-9]" * 8))
+    index = read_record(run_dir / "checkpoints/index.json") or {}
+    state = (folders and read_record(folders[-1] / "state.json")) or {}
+    validated = index.get("validated")
+    if isinstance(validated, dict) and validated.get("step") == state.get("step"):
+        state |= validated  # the state was saved before the validation
+    try:
+        progress = RunProgress.model_validate(state)
+    except ValidationError:  # a damaged state
+        progress = RunProgress()
+    progress.checkpoints = len(folders)
+    lines = list(read_metrics(run_dir))
+    validations = {
+        f"step-{step:08d}": Validation(step=step, scores=scores)
+        for step, scores in validation_scores(lines).items()
+    }
+    progress.best = validations.get(str(index.get("best")))
+    progress.last = next(reversed(validations.values()), None)
+    progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
+    if recipe is not None and not state.get("validation_due"):  # the last validation may select another model
+        progress.finished = limit_reached(recipe, progress)
+    return progress
 
 
 class Files(NamedTuple):
@@ -59,7 +114,8 @@ def summarize(path: Path) -> Summary:
 
 def _summarize(path: Path) -> Summary:
     notes: list[str] = []
-    folder, config, progress = path, None, None
+    folder = path
+    config = progress = None
     if _is_run(path):
         folder = path / "model"
         try:
@@ -101,7 +157,7 @@ def _info_of_run(run_dir: Path, config: Config) -> ModelInfo:
     info = describe_run(run_dir, config, int(best[1]))
     scores = list(info.scores)
     with suppress(ValueError):  # damaged test scores
-        scores += described_scores(read_test_scores(run_dir))
+        scores += described_scores(read_results(run_dir))
     return info.model_copy(update={"mtrain": None, "scores": scores})
 
 

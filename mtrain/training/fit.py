@@ -6,16 +6,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from mtrain.config.schema import Config
-from mtrain.data.preparing.inputs import check_corpora
-from mtrain.data.store.folder import find_data_folder
+from mtrain.data.preparing.missing_files import check_corpora
+from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory, let_cuda_memory_grow, limit_onednn_cache, resolve_device
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.interop.formats import require_exports
 from mtrain.training.loop import Trainer
-from mtrain.training.setup.complete import assumed_speed_of, complete_config, is_incomplete
-from mtrain.training.setup.prepare import PreparedRun, open_prepared_run, prepare_run, require_metrics
+from mtrain.training.setup.complete import assumed_speed_of, complete_config
+from mtrain.training.setup.prepare import open_prepared_run, prepare_run, require_metrics
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 
@@ -40,14 +40,15 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
         [restarts] = ranks.all_reduce_max(read_launch().restarts)
         if restarts:
             resume = "auto"
-        run_dir = Path(config.run_dir)
+        run_dir, folder = Path(config.run_dir), None
         if ranks.is_first:
             if config.training.init_from is None:  # otherwise, the sizes are not known yet
                 require_exports(config)
-            check_corpora(config.data, find_data_folder(config.data, run_dir))
+            folder = DataFolder.of_run(config.data, run_dir)
+            check_corpora(config.data, folder)
         require_metrics(config)
         with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
-            trainer = make_trainer(config, resume, device, allow_data_change, ranks)
+            trainer = make_trainer(config, resume, device, allow_data_change, ranks, folder)
             with StopSignal() as stop:
                 trainer.run(stop)
 
@@ -58,31 +59,28 @@ def make_trainer(
     device: str = "auto",
     allow_data_change: bool = False,
     ranks: Ranks | None = None,
+    folder: DataFolder | None = None,
 ) -> Trainer:
-    """Create or open the run folder, prepare its tokenizer and data, and make a trainer.
+    """Prepare the run and complete its config on rank 0, open it on the other ranks, and make a trainer.
 
-    Arguments and errors are those of `fit`; `ranks` have the device already. The run folder is not locked.
+    Arguments and errors are those of `fit`; `ranks` have the device already, and `folder` is the data folder
+    of the run, which rank 0 has opened. The run folder is not locked.
     """
     ranks = ranks or Ranks(resolve_device(device))
     limit_onednn_cache()
-    speed = assumed_speed_of(ranks)
-    run = prepare_run(config, resume, allow_data_change, speed=speed) if ranks.is_first else None
+    run = None
+    if ranks.is_first:
+        run = prepare_run(config, folder, resume, allow_data_change, speed=assumed_speed_of(ranks))
     keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
-    run = run and _complete(run, ranks)
+    if run:
+        completed = complete_config(run.config, run.tokenizer, run.data, ranks, run.choices)
+        run = run._replace(config=completed)
+        write_config(run.config)  # only now: if the data is not usable, a resumed run keeps its config
     description = ranks.broadcast(run and run.describe(), preparing=True)
     run = run or open_prepared_run(description)
     fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}
     ranks.require_equal(fingerprints)
     return Trainer(run, ranks)
-
-
-def _complete(run: PreparedRun, ranks: Ranks) -> PreparedRun:
-    """The run with a value for every key of its config."""
-    if is_incomplete(run.config):
-        inputs = run.config, run.tokenizer, run.data
-        run = run._replace(config=complete_config(*inputs, ranks, run.choices))
-        write_config(run.config)
-    return run
 
 
 def _keys_of(values: Json, path: str = "") -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ from mtrain.training.rank_zero import Leader
 from mtrain.training.records.progress import Progress, log_setup
 from mtrain.training.records.resume import ends_at_older_checkpoint, restore
 from mtrain.training.records.saver import Saver
-from mtrain.training.setup.memory_limit import agree_on_micro_batches, write_limit
+from mtrain.training.setup.micro_batch import agree_on_micro_batches, write_limit
 from mtrain.training.setup.prepare import PreparedRun
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import TrainState, record_validation
-from mtrain.checkpoint.model_folder import publish_best
 from mtrain.config.schema import Config
 from mtrain.device import release_cached_memory
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.records.best_model import publish_best
 from mtrain.training.records.progress import Progress
 from mtrain.training.setup.prepare import PreparedRun
 from mtrain.training.validation.classifier import ClassifierScores, ClassifierValidator

@@ -19,8 +19,9 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import BatchPlan, plan_batches
 from mtrain.data.prepare import prepare_data
-from mtrain.data.preparing.inputs import check_corpora
+from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.folder import DataFolder
 from mtrain.device import resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
@@ -65,7 +66,7 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
     """Make the tokenizer, the encoded corpus and the file of streams, and return the job of all tools."""
     tokenizer, run_dir = tokenize(config), Path(config.run_dir)
     config = load_config(run_dir / "config.yaml")
-    data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed)
+    data = prepare_data(config.data, tokenizer, DataFolder(run_dir / "data", run_dir), config.seed)
     if is_incomplete(config):
         config = complete_config(config, tokenizer, data, Ranks(device))
         write_config(config)
@@ -168,7 +169,7 @@ def _describe(options: argparse.Namespace, job: TrainingJob) -> dict[str, Any]:
         "seconds": options.seconds,
         "warmup": options.warmup,
         "repeats": options.repeats,
-        "parameters": count_parameters(ModelConfig(**job.model)).total,
+        "parameters": count_parameters(ModelConfig(**job.model))["total"],
         "batch": dict(zip(("sentences", "source_tokens", "target_tokens"), job.shape, strict=True)),
         "malloc": {"default": "the environment is unchanged"} | (kept if options.malloc == "kept" else {}),
     }

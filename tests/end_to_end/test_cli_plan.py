@@ -46,7 +46,7 @@ def test_the_table_has_every_cost_and_nothing_is_written(mtrain, config_file, tm
 def test_steps_are_timed_on_this_machine_by_default(mtrain, config_file):
     code, out, err = mtrain("plan", config_file)
     assert code == 0 and "timing some training steps" in err and "memory of the process" in out
-    assert "assumed" not in out.replace("estimated", "") or "per token" in out
+    assert "assumed, not measured" not in out
     assert "NVLink" not in out and "cost" not in out
 
 
@@ -124,7 +124,10 @@ def test_each_hardware_is_known(plan, hardware, precision):
     recipe = ["training.precision=fp32"] if hardware == "cpu" else ["training.precision=auto"]
     found = plan("--hardware", hardware, "--set", *recipe)
     assert found["hardware"] == hardware and found["precision"] == precision and found["fits"]
-    assert (found["process_memory"] or 0) > found["memory"]["total"] or hardware != "cpu"
+    if hardware == "cpu":
+        assert found["process_memory"] > found["memory"]["total"]
+    else:
+        assert found["process_memory"] is None
     [run] = found["runs"]
     assert run["link"] is None and run["efficiency"] == 1 and run["cost"] is None
     assert run["target_tokens_per_second"] > 0 and run["hours"] == pytest.approx(

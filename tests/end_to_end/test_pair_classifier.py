@@ -15,7 +15,7 @@ from mtrain.config.load import Config, validate
 from mtrain.decoding.classify import classify_pairs
 from mtrain.errors import DivergedError, ModelError, UsageError
 from mtrain.training.setup import timing
-from mtrain.training.setup.prepare import prepare
+from mtrain.training.setup.prepare import prepare_only
 from mtrain.training.validation import classifier as validate_classifier
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, fit_on_cpu, losses, merged, read_metrics, same_weights
@@ -116,7 +116,7 @@ def test_validations_with_outputs_that_are_not_finite_end_training(make, monkeyp
 def test_it_needs_no_tokenizer_for_bleu(make):
     """That of Japanese is an optional dependency."""
     config = make(data={"target_lang": "ja"}, training={"max_steps": 1})
-    prepare(config)
+    prepare_only(config)
     fit_on_cpu(config)
 
 

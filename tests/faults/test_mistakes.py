@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtrain.data.prepare import prepare_data
 from mtrain.device import resolve_device
 from mtrain.errors import DataError, UsageError
 from tests.support.cli import changed, one_line
 from tests.support.devices import no_gpu
-from tests.support.encoding import config
+from tests.support.encoding import config, prepare_data
 from tests.support.tokenizers import TYPES, train
 
 

@@ -20,7 +20,7 @@ from mtrain.distributed import many_ranks, store
 from mtrain.kernels.undocumented import documented_only
 from mtrain.training import loop
 from mtrain.training.fit import make_trainer
-from mtrain.training.setup.memory_limit import read_limit
+from mtrain.training.setup.micro_batch import read_limit
 from mtrain.training.step import arithmetic
 from mtrain.training.validation.translation import Scores, Validator
 from tests.support.encoding import use_sizes

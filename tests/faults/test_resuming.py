@@ -16,7 +16,7 @@ from mtrain.config import recipe
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from mtrain.errors import Interrupted, ModelError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer

@@ -14,16 +14,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
-from mtrain.data.prepare import prepare_data
-from mtrain.data.reading import line_bounds
-from mtrain.data.reading.corpus import read_corpus, read_pairs
 from mtrain.data.reading.lines import read_text
+from mtrain.data.reading.parse import read_corpus, read_pairs
 from mtrain.errors import DataError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.cli import changed, one_line, run_forked, start_forked
 from tests.support.corpora import BAD_BYTES, DATA, read, text_pair, write
-from tests.support.encoding import TOY, config, dropped, text_of
+from tests.support.encoding import TOY, config, dropped, prepare_data, text_of
 from tests.support.encoding import write as write_tsv
 from tests.support.training import PAIRS
 
@@ -170,7 +168,7 @@ def test_44_a_compressed_line_of_gigabytes_does_not_fill_the_memory(config_file,
 
 
 def test_44_a_line_that_is_too_long_is_an_error_in_a_pipe(run_dir, monkeypatch, mtrain, stdin):
-    monkeypatch.setattr(line_bounds, "MAX_LINE", 100)
+    monkeypatch.setattr("mtrain.data.reading.lines.MAX_LINE", 100)
     stdin(b"It rains.\n" + b"x" * 1000 + b"\nIt rains.\n")
     code, _, err = mtrain("translate", run_dir, "--device", "cpu")
     assert code == 3 and "<stdin>:2: longer than 100 bytes" in one_line(err)

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from mtrain.data.clean import clean
 from mtrain.data.pairs.duplicates import find_repeated
-from mtrain.data.prepare import prepare_data
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning import scanner as scan
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.summary import read_summary
-from tests.support.encoding import CORPORA, TOY, config, rows, use_sizes, write
+from mtrain.data.store.folder import read_summary
+from tests.support.encoding import CORPORA, TOY, config, prepare_data, rows, use_sizes, write
 
 FILTERS = {
     **{"min_words": 1, "max_words": 6, "max_word_length": 8, "max_ratio": 2.5, "min_alphabetic": 0.6},

@@ -1,9 +1,18 @@
 """Shards and buckets of any size contain each pair once, in the same order."""
 
-from mtrain.data.prepare import prepare_data
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
-from tests.support.encoding import CORPORA, TOY, config, rows, rows_of, text_of, use_sizes, write
+from tests.support.encoding import (
+    CORPORA,
+    TOY,
+    config,
+    prepare_data,
+    rows,
+    rows_of,
+    text_of,
+    use_sizes,
+    write,
+)
 
 
 def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypatch):

@@ -13,8 +13,7 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import Loader
 from mtrain.data.epochs.position import START
-from mtrain.data.prepare import prepare_data
-from tests.support.encoding import TOY, config, use_sizes, write
+from tests.support.encoding import TOY, config, prepare_data, use_sizes, write
 
 EPOCHS = 5
 NAMES = ("a", "b", "c")

@@ -15,8 +15,7 @@ from mtrain.data.epochs.batching import plan_batches
 from mtrain.data.epochs.loader import Loader
 from mtrain.data.epochs.position import START, Position
 from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
-from mtrain.data.prepare import prepare_data
-from tests.support.encoding import CORPORA, TOY, config, use_sizes, write
+from tests.support.encoding import CORPORA, TOY, config, prepare_data, use_sizes, write
 
 AUGMENT = list(Augment.model_fields)
 LAYOUTS = {

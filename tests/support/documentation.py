@@ -12,7 +12,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from mtrain.cli import main
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from tests.support.paths import ROOT
 
 PAGES = [

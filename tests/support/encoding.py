@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
+from mtrain.data import prepare as preparation
 from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder as folder_encoder
 from mtrain.data.preparing import writer as shard_writer
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
+from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.folder import DataFolder
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 
@@ -54,6 +57,21 @@ def use_sizes(monkeypatch: pytest.MonkeyPatch, block: int, shard: int, bucket: i
     monkeypatch.setattr(shard_writer, "BLOCK", block)
     monkeypatch.setattr(shard_writer, "SHARD", shard)
     monkeypatch.setattr(folder_encoder, "BUCKET", bucket)
+
+
+def prepare_data(
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    folder: Path,
+    seed: int,
+    expected: str | None = None,
+    scanner: CorpusScanner | None = None,
+    workers: int | None = None,
+    run_dir: Path | None = None,
+) -> PreparedData:
+    """Open a data folder, by default `RUN/data`, and call the function of the same name."""
+    opened = DataFolder(folder, run_dir or folder.parent, data.folder is not None)
+    return preparation.prepare_data(data, tokenizer, opened, seed, expected, scanner, workers)
 
 
 def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[int], list[int]]]:

@@ -13,7 +13,7 @@ import sentencepiece
 import torch
 
 from mtrain.config.tokenizer import TokenizerConfig
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 

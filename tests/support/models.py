@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from mtrain.decoding.translate import Translator
-from mtrain.evaluation.test_scores import score_test_sets
+from mtrain.runs.results import score_test_sets
 
 
 @pytest.fixture

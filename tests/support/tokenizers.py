@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.load import validate
 from mtrain.config.tokenizer import TokenizerConfig
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.rows import Rows
 from mtrain.tokenizer.sampling import Resegment

@@ -17,10 +17,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import Config, validate
 from mtrain.data.epochs.batch import collate
-from mtrain.data.prepare import prepare_data
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
 from mtrain.training.validation.translation import Scores, Validator
+from tests.support.encoding import prepare_data
 
 PAIRS = [
     ("A cat sleeps.", "Eine Katze schläft."),

@@ -4,45 +4,57 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from mtrain.errors import DataError
-from mtrain.worker_messages import Answer, Message, Receive
-from mtrain.worker_messages import serve as serve_tasks
 
 while (gate := os.environ.get("TEST_GATE")) and not Path(gate).exists():  # as if importing took long
     time.sleep(0.01)
 
 
-def serve() -> None:
-    """The worker process."""
-    serve_tasks(_prepare)
+class Action(NamedTuple):
+    """What a process does."""
+
+    name: str
+    value: Any
 
 
-def _prepare(receive: Receive) -> Answer:
-    settings = receive()
-    if file := settings.header.get("read"):
-        Path(file).read_bytes()
+def prepare(read: str = "", settings: bytes = b"") -> Callable[[Action], Any]:
+    """Makes the function that does an action in a worker process. Reads the file `read` first."""
+    if read:
+        Path(read).read_bytes()
 
-    def answer(task: Message) -> Message:
-        action, value = task.header["action"], task.header["value"]
+    def act(task: Action) -> Any:
+        action, value = task
         if action == "refuse":
             raise DataError(f"refused: {value}")
         if action == "divide":
-            return Message({"result": 1 // value})
+            return 1 // value
         if action == "exit":
             sys.exit(value)
         if action == "end once":  # the file says whether that was before
             kill_unless_exists(Path(value))
         if action == "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == "be killed while answering":
+            return [b"x" * 2**20, Deadly()]
         if action == "compute":  # for some seconds
             end = time.process_time() + value
             while time.process_time() < end:
                 pass
-        return Message({"result": value, "pid": os.getpid()}, (b"".join(settings.contents),))
+        return {"pid": os.getpid(), "settings": settings}.get(action, value)
 
-    return answer
+    return act
+
+
+class Deadly:
+    """Kills the process that pickles it."""
+
+    def __reduce__(self) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
 
 
 def kill_unless_exists(file: Path) -> None:

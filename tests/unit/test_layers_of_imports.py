@@ -149,9 +149,9 @@ def test_nothing_is_pickled_or_evaluated():
         names |= {node.id for node in nodes_of(path) if isinstance(node, ast.Name)}
         found = [node for node in nodes_of(path) if isinstance(node, ast.Call) and is_suspect(node.func)]
         calls = {ast.unparse(node.func) for node in found}
-        assert not names & {"pickle", "exec"} and "eval" not in calls, (
-            path
-        )  # `model.eval()` is no call of `eval`
+        between_own_processes = path == PACKAGE / "worker_messages.py"  # no files
+        assert "pickle" not in names or between_own_processes, path
+        assert "exec" not in names and "eval" not in calls, path  # `model.eval()` is no call of `eval`
         assert not calls & {"torch.save", "yaml.unsafe_load", "yaml.full_load"}, path
         loads = [node for node in found if "torch.load" in ast.unparse(node.func)]
         assert not loads or path.name == "huggingface.py", path  # only `mtrain import` reads foreign files

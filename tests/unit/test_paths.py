@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mtrain.config.load import load_config
-from mtrain.data.reading.corpus_files import files_of
+from mtrain.data.reading.files import files_of
 from mtrain.decoding.translate import Translator
 from mtrain.errors import UsageError
 from mtrain.paths import expand_home, path_of

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +17,61 @@ import pytest
 
 from mtrain import processes
 from mtrain.errors import DataError
-from mtrain.processes import Job, WorkerEndedError, WorkerPool, WorkerProcess, map_tasks, reporting_silence
+from mtrain.processes import (
+    Prepare,
+    WorkerEndedError,
+    WorkerPool,
+    WorkerProcess,
+    map_tasks,
+    reporting_silence,
+)
 from mtrain.stop_signals import STOP_SIGNALS
-from mtrain.worker_messages import Message
+from tests.support.worker import Action, prepare
 
 WORKER = "tests.support.worker"  # its processes do what their tasks say
-Action = tuple[str, Any]
+PREPARE = partial(prepare)
+ECHO = Action("echo", 1)
 KILLED = "a worker process was killed by SIGKILL, perhaps because memory ran out; "
 REPLACED, ABANDONED = "starting another one", "its work continues in the main process"
 
 
-def job(settings: Message) -> Job[Action, Any]:
-    return Job(
-        WORKER,
-        settings,
-        pack=lambda task: Message({"action": task[0], "value": task[1]}),
-        unpack=lambda answer: answer.header["result"],
-        local=lambda task: f"local {task[1]}",
-    )
+def local(task: Action) -> str:
+    """What this process answers in place of a worker process."""
+    return f"local {task.value}"
 
 
-def results(tasks: Iterable[Action], workers: int = 2, **settings: str) -> list[Any]:
+def results(*tasks: tuple[str, Any], workers: int = 2, prepare: Prepare = PREPARE) -> list[Any]:
     """The results of some tasks."""
-    return [result for _, result in map_tasks(job(Message(settings)), tasks, workers)]
+    done = map_tasks(local, prepare, (Action(*task) for task in tasks), workers)
+    return [result for _, result in done]
 
 
 def test_results_are_in_the_order_of_the_tasks():
-    tasks = [("echo", number) for number in range(20)]
-    assert list(map_tasks(job(Message({})), tasks, 2)) == [(task, task[1]) for task in tasks]
-    assert results(tasks[:2], workers=1) == ["local 0", "local 1"]
+    tasks = [Action("echo", number) for number in range(20)]
+    assert list(map_tasks(local, PREPARE, tasks, 2)) == [(task, task.value) for task in tasks]
+    assert results(*tasks[:2], workers=1) == ["local 0", "local 1"]
 
 
 def test_all_processes_are_started_before_one_is_waited_for(tmp_path: Path, monkeypatch):
     """Each takes a while to import its modules, and the settings are larger than the buffer of a pipe."""
-    gate, settings = tmp_path / "gate", Message({}, (b"x" * 2**20,))
+    gate, settings = tmp_path / "gate", b"x" * 2**20
     monkeypatch.setenv("TEST_GATE", str(gate))
-    with closing(WorkerPool(WORKER, settings, 2)) as pool:
+    with closing(WorkerPool(partial(prepare, settings=settings), 2)) as pool:
         gate.touch()
-        task = Message({"action": "echo", "value": 1})
-        [(_, answer)] = pool.map([task], lambda process, task: process.call(task), lambda task: task)
-    assert answer.contents == settings.contents
+        assert list(calls(pool, Action("settings", None))) == [settings]
 
 
 @pytest.mark.skipif(not hasattr(os, "getsid"), reason="there are no sessions")
 def test_a_process_gets_no_ctrl_c_but_shares_the_session_and_its_computing_time():
-    with closing(WorkerPool(WORKER, Message({}), 1)) as pool:
-        task = Message({"action": "echo", "value": 1})
-        [(_, pid)] = pool.map([task], lambda process, _: process.process.pid, lambda _: None)
+    with closing(WorkerPool(PREPARE, 1)) as pool:
+        [pid] = calls(pool, Action("pid", None))
         assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
 
 
 def test_processes_that_are_closed_during_their_work_are_not_replaced(caplog):
     """As after a second Ctrl-C."""
-    pool = WorkerPool(WORKER, Message({}), 1)
-    tasks = [Message({"action": "echo", "value": 1}), Message({"action": "echo", "value": 2})]
+    pool = WorkerPool(PREPARE, 1)
+    tasks = [ECHO, Action("echo", 2)]
 
     def remote(process, task):
         if task is tasks[1]:
@@ -77,24 +79,21 @@ def test_processes_that_are_closed_during_their_work_are_not_replaced(caplog):
         return process.call(task)
 
     with pytest.raises(WorkerEndedError):
-        list(pool.map(tasks, remote, lambda task: task))
+        list(pool.map(tasks, remote, local))
     assert not caplog.text
 
 
 @pytest.fixture
 def stopped() -> Iterator[tuple[WorkerPool, int]]:
     """A pool of one process, which is stopped, and the process."""
-    with closing(WorkerPool(WORKER, Message({}), 1)) as pool:
-        [pid] = [answer.header["pid"] for answer in calls(pool, ("echo", 1))]
+    with closing(WorkerPool(PREPARE, 1)) as pool:
+        [pid] = calls(pool, Action("pid", None))
         os.kill(pid, signal.SIGSTOP)
         yield pool, pid
 
 
-def calls(pool: WorkerPool, *tasks: Action) -> Iterator[Message]:
-    messages = [Message({"action": action, "value": value}) for action, value in tasks]
-    return (
-        answer for _, answer in pool.map(messages, lambda process, task: process.call(task), lambda _: None)
-    )
+def calls(pool: WorkerPool, *tasks: Action) -> Iterator[Any]:
+    return (result for _, result in pool.map(tasks, WorkerProcess.call, local))
 
 
 def test_45_a_stopped_process_is_reported_and_its_work_continues(stopped, monkeypatch, caplog):
@@ -109,7 +108,7 @@ def test_45_a_stopped_process_is_reported_and_its_work_continues(stopped, monkey
     with ThreadPoolExecutor(1) as other:
         resumed = other.submit(resume)
         # A process that computes for longer than SILENCE is not reported.
-        assert [answer.header["result"] for answer in calls(pool, ("echo", 1), ("compute", 0.6))] == [1, 0.6]
+        assert list(calls(pool, ECHO, Action("compute", 0.6))) == [1, 0.6]
         resumed.result()
     [message] = caplog.messages
     found = rf"the worker process of {WORKER} \(process {pid}\) has not answered or computed for [01] s"
@@ -133,7 +132,7 @@ def test_45_ctrl_c_ends_the_wait_for_a_stopped_process(stopped, monkeypatch):
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            list(calls(pool, ("echo", 1)))
+            list(calls(pool, ECHO))
     finally:
         signal.signal(signal.SIGINT, handler)
     assert not Path(f"/proc/{pid}").exists()
@@ -145,51 +144,49 @@ def test_45_work_that_is_cancelled_does_not_wait_for_a_stopped_process(stopped):
     def check() -> None:
         raise CancelledError
 
-    task = Message({"action": "echo", "value": 1})
     with pytest.raises(CancelledError):
-        list(pool.map([task], lambda process, task: process.call(task), lambda _: None, check))
+        list(pool.map([ECHO], WorkerProcess.call, local, check))
     assert not Path(f"/proc/{pid}").exists()
 
 
 def test_an_error_of_the_user_is_raised_here():
     with pytest.raises(DataError, match="refused: line 3"):
-        results([("refuse", "line 3")])
+        results(("refuse", "line 3"))
 
 
 def test_a_bug_is_raised_here_with_the_traceback_of_the_process():
     with pytest.raises(RuntimeError, match="integer division or modulo by zero") as raised:
-        results([("divide", 0)])
+        results(("divide", 0))
     assert 'tests/support/worker.py", line' in raised.value.__notes__[0]
 
 
 def test_an_error_before_the_first_task_is_not_hidden(tmp_path: Path):
     with pytest.raises(RuntimeError, match="No such file or directory"):
-        results([("echo", 1)], read=str(tmp_path / "missing"))
+        results(ECHO, prepare=partial(prepare, str(tmp_path / "missing")))
 
 
 def test_a_process_that_is_killed_is_replaced(tmp_path: Path, caplog):
     tasks = [("echo", 0), ("end once", str(tmp_path / "file")), ("echo", 2)]
-    assert results(tasks, workers=3) == [0, str(tmp_path / "file"), 2]
+    assert results(*tasks, workers=3) == [0, str(tmp_path / "file"), 2]
     assert caplog.messages == [KILLED + REPLACED]
 
 
-def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(caplog):
-    assert results([("be killed", "task"), ("echo", 1)]) == ["local task", 1]
+@pytest.mark.parametrize("action", ["be killed", "be killed while answering"])
+def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(action: str, caplog):
+    assert results((action, "task"), ECHO) == ["local task", 1]
     assert caplog.messages == [KILLED + REPLACED, KILLED + ABANDONED]
 
 
 def test_a_signal_that_a_batch_system_sends_to_all_processes_does_not_end_the_workers():
-    def send(process: WorkerProcess, task: Message) -> Message:
+    def send(process: WorkerProcess, task: Action) -> Any:
         for number in STOP_SIGNALS:
             process.process.send_signal(number)
         return process.call(task)
 
-    with closing(WorkerPool(WORKER, Message({}), 1)) as pool:
-        task = Message({"action": "echo", "value": 1})
-        [(_, answer)] = pool.map([task], send, lambda task: task)
-    assert answer.header["result"] == 1
+    with closing(WorkerPool(PREPARE, 1)) as pool:
+        assert list(pool.map([ECHO], send, local)) == [(ECHO, 1)]
 
 
 def test_the_exit_code_of_a_process_is_reported(caplog):
-    assert results([("exit", 3)]) == ["local 3"]
+    assert results(("exit", 3)) == ["local 3"]
     assert caplog.messages[0] == f"a worker process ended with exit code 3; {REPLACED}"

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data.text.hashes import MIX, Hashes, unique
+from mtrain.tokenizer.rows import Indices
 
 _BUFFER = 1_000_000  # keys that are collected before they are counted
 _SPACE = 2**64
 _PART = 4_000_000  # keys, about, among which repeated ones are looked for at a time
 _CHUNK = 2**20  # keys that are read at a time
-Rows = npt.NDArray[np.int64]
 
 
 class DuplicateCounter:
@@ -57,9 +57,9 @@ class DuplicateCounter:
 
 def find_repeated(
     keys: Hashes, codes: npt.NDArray[np.uint8], part: int = _PART, size: int = _CHUNK
-) -> Iterator[Rows]:
-    """Yield the rows of the keys that repeat an earlier one, each once, in groups. Only keys with code 0
-    count; the codes of rows that were yielded may be changed.
+) -> Iterator[Indices]:
+    """Yield the indices of the keys that repeat an earlier one, each once, in groups. Only keys with code 0
+    count; the codes at indices that were yielded may be changed.
 
     Keys are hashes of 64 bits. The arrays may be mapped from files, which are read once for each `part` keys,
     in chunks of `size`. Memory takes about 40 bytes for each key of a part, however often keys are repeated.
@@ -67,17 +67,17 @@ def find_repeated(
     parts = max(1, -(-len(keys) // part))
     for i in range(parts):  # keys in the same range of hashes
         lowest, highest = (np.uint64(key) for key in (i * _SPACE // parts, (i + 1) * _SPACE // parts - 1))
-        first_rows, first_keys = [np.empty(0, np.int64)], [keys[:0]]  # of the first ones in their chunks
+        first_indices, first_keys = [np.empty(0, np.int64)], [keys[:0]]  # of the first ones in their chunks
         for start in range(0, len(keys), size):
             chunk = keys[start : start + size]
             in_range = (chunk >= lowest) & (chunk <= highest) & (codes[start : start + size] == 0)
-            rows = np.flatnonzero(in_range) + start
+            indices = np.flatnonzero(in_range) + start
             found = chunk[in_range]
             is_repeat = _repeats(found)
-            yield rows[is_repeat]
-            first_rows.append(rows[~is_repeat])
+            yield indices[is_repeat]
+            first_indices.append(indices[~is_repeat])
             first_keys.append(found[~is_repeat])
-        yield np.concatenate(first_rows)[_repeats(np.concatenate(first_keys))]
+        yield np.concatenate(first_indices)[_repeats(np.concatenate(first_keys))]
 
 
 def _repeats(keys: Hashes) -> npt.NDArray[np.bool_]:
@@ -87,8 +87,8 @@ def _repeats(keys: Hashes) -> npt.NDArray[np.bool_]:
     is_repeat = np.zeros(len(keys), np.bool_)
     if len(repeated):
         places = np.searchsorted(repeated, keys)
-        rows = np.flatnonzero(repeated.take(places, mode="clip") == keys)
-        rows = rows[np.argsort(places[rows], kind="stable")]
-        of_same_key = places[rows[1:]] == places[rows[:-1]]
-        is_repeat[rows[1:][of_same_key]] = True
+        indices = np.flatnonzero(repeated.take(places, mode="clip") == keys)
+        indices = indices[np.argsort(places[indices], kind="stable")]
+        of_same_key = places[indices[1:]] == places[indices[:-1]]
+        is_repeat[indices[1:][of_same_key]] = True
     return is_repeat

@@ -5,28 +5,31 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mtrain.config.corpora import Holdout
+from mtrain.config.corpora import Holdout, name_of
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.pairs.rejections import Rejections, read_rejections
 from mtrain.data.preparing.encoder import Encoder
 from mtrain.data.preparing.folder_lock import locked_data_folder
-from mtrain.data.preparing.inputs import has_same_pairs, require_same_text
+from mtrain.data.preparing.inputs import has_same_pairs
 from mtrain.data.preparing.report import record_findings
 from mtrain.data.preparing.writer import ShardWriter
-from mtrain.data.reading.corpus import read_pairs
+from mtrain.data.reading.digests import content_hash, train_and_validation
+from mtrain.data.reading.parse import read_pairs
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import (
+    SUMMARY,
     Contents,
-    open_contents,
+    DataFolder,
+    Inputs,
+    Summary,
     read_validation,
     write_tokenizer,
     write_validation,
 )
 from mtrain.data.store.shards import BUCKET, LAYOUT, MAX_BUCKETS, SHARD, Shard, ShardInfo, shard_file
-from mtrain.data.store.summary import Inputs, Summary, inputs_of, read_summary, remove_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import count_cores
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -39,27 +42,29 @@ class FolderEncoder(NamedTuple):
 
     data: DataConfig
     tokenizer: Tokenizer
-    folder: Path
+    folder: DataFolder
     scanner: CorpusScanner
     inputs: Inputs
     workers: int | None
 
-    def encode(self, previous: Summary) -> Summary:
-        """Encode, and return the summary of the complete folder. `previous` is the summary of the folder so
-        far; an encoding from the same inputs is resumed."""
-        resumes = inputs_of(previous) == self.inputs
+    def encode(self) -> None:
+        """Encode everything, and complete the summary of the folder. An encoding from the same inputs is
+        resumed."""
+        folder = self.folder
+        resumes = folder.inputs == self.inputs
         message = "resuming the encoding of the corpus into" if resumes else "encoding the corpus into"
-        log.info("data: %s %s", message, self.folder)
-        with locked_data_folder(self.folder, self.data.folder is not None):
-            summary = previous if resumes else self._start(previous)
-            self._restore_validation(summary)
-            infos = self._write_shards(summary, {})
-            summary = {**summary, **_describe_shards(self.folder, len(self.data.train), infos)}
-            if not sum(summary["kept"]):
-                remove_summary(self.folder)
-                reasons = format_counts(summary["dropped"]) or "none, the corpora are empty"
+        log.info("data: %s %s", message, folder.path)
+        with locked_data_folder(folder):
+            if not resumes:
+                self._start()
+            self._restore_validation()
+            infos = self._write_shards({})
+            described = _describe_shards(folder.path, len(self.data.train), infos)
+            if not sum(described["kept"]):
+                (folder.path / SUMMARY).unlink()  # so that the folder counts as empty
+                reasons = format_counts(described["dropped"]) or "none, the corpora are empty"
                 raise DataError(f"no training pair is left; dropped: {reasons}")
-            return write_summary(self.folder, summary)
+            folder.write_summary({**folder.summary, **described})
 
     def repair(self, problem: str, buckets: Sequence[int], suspects: Container[int]) -> Contents:
         """Encode the missing and damaged shards of a complete folder again, and restore the validation pairs,
@@ -69,47 +74,57 @@ class FolderEncoder(NamedTuple):
         Raises DataError if the text that was encoded is not there, or if what is encoded from it differs
         from what was there before. A damaged file is replaced when the new one is complete.
         """
-        with locked_data_folder(self.folder, self.data.folder is not None, problem):
-            summary = read_summary(self.folder)
-            if inputs_of(summary) != self.inputs or not summary.get("complete"):
-                raise DataError(f"{self.folder}: has been prepared again from other inputs; run again")
-            self._restore_validation(summary)
-            contents = open_contents(self.folder, summary, buckets, suspects)
+        folder = self.folder
+        with locked_data_folder(folder, problem):
+            folder.reload()  # another process may have repaired it, while this one waited for the lock
+            if folder.inputs != self.inputs or not folder.is_complete:
+                raise DataError(f"{folder.path}: has been prepared again from other inputs; run again")
+            self._restore_validation()
+            contents = folder.open_contents(buckets, suspects)
             if not contents.damaged_shards:
                 return contents
-            self._encode_again(summary, contents.damaged_shards)
-            contents = open_contents(self.folder, summary, buckets, suspects)
+            self._require_same_text(next(iter(contents.damaged_shards.values())))
+            for reason in contents.damaged_shards.values():
+                log.warning("%s; encoding this shard again", reason)
+            entries = folder.summary["shards"]
+            self._write_shards({index: entries[index]["index_sha256"] for index in contents.damaged_shards})
+            contents = folder.open_contents(buckets, suspects)
         if contents.problem:
             raise StorageError(f"{contents.problem}, although it has just been written; check the disk")
         return contents
 
-    def _start(self, previous: Summary) -> Summary:
-        """Write the tokenizer, the validation pairs, and the summary of an encoding that is not complete,
-        which is returned."""
-        folder, inputs = self.folder, self.inputs
-        write_tokenizer(folder, self.tokenizer)
+    def _start(self) -> None:
+        """Write the tokenizer, the validation pairs, and the summary of an encoding that is not complete."""
+        folder, previous = self.folder, self.folder.summary
+        write_tokenizer(folder.path, self.tokenizer)
         # For example, with another tokenizer. A folder of an earlier version lacks the sizes.
-        if has_same_pairs(previous, inputs) and "validation_sizes" in previous:
-            kept = {key: previous[key] for key in ("pairs", "validation_sha256", "validation_sizes")}
-            kept |= {"rejections": previous["rejections"]} if "rejections" in previous else {}
+        if has_same_pairs(folder.inputs, self.inputs) and "validation_sizes" in previous:
+            keys = ("pairs", "validation_sha256", "validation_sizes", "rejections")
+            kept = {key: previous[key] for key in keys if key in previous}
         else:
-            scan, validation = self.scanner.result, self._draw_validation()
-            kept = {
-                "pairs": scan.pairs,
-                "validation_sha256": write_validation(folder, [*chain.from_iterable(validation)]),
-                "validation_sizes": list(map(len, validation)),
-            }
-            if scan.rejections is not None:
-                scan.rejections.write(folder)
-                kept["rejections"] = scan.rejections.describe()
-        self.scanner.files.record_digests(folder)
-        summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
+            kept = self._write_pairs()
+        self.scanner.files.record_digests(folder.path)
+        summary = {"fingerprint": self.inputs.fingerprint, "layout": LAYOUT, "inputs": self.inputs._asdict()}
         summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}
-        summary = write_summary(folder, {**summary, **kept})
+        folder.write_summary({**summary, **kept})
         # Recorded now, because a resumed encoding does not check the text again.
         if self.scanner.checks and (findings := self.scanner.result.findings):
             record_findings(folder, findings, self.data.bad_lines)
-        return summary
+
+    def _write_pairs(self) -> dict[str, Any]:
+        """Write the validation pairs, and which pairs the filters leave out. Returns what the summary says
+        about them."""
+        scan = self.scanner.result
+        validation = self._draw_validation()
+        described: dict[str, Any] = {
+            "pairs": scan.pairs,
+            "validation_sha256": write_validation(self.folder.path, [*chain.from_iterable(validation)]),
+            "validation_sizes": [len(pairs) for pairs in validation],
+        }
+        if scan.rejections is not None:
+            scan.rejections.write(self.folder.path)
+            described["rejections"] = scan.rejections.describe()
+        return described
 
     def _draw_validation(self) -> list[list[Pair]]:
         """The validation pairs of each corpus that contains some: those of training for a holdout."""
@@ -126,69 +141,66 @@ class FolderEncoder(NamedTuple):
             raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
         return validation
 
-    def _restore_validation(self, summary: Summary) -> None:
+    def _restore_validation(self) -> None:
         """Draw the validation pairs again if their file is missing or damaged. Raises DataError if they
         differ from the pairs that were drawn before."""
+        folder = self.folder
         try:
-            read_validation(self.folder, summary)
+            read_validation(folder.path, folder.summary)
         except ModelError as error:
             problem = str(error)
         else:
             return
-        data, contents = self.data, self.inputs.contents
-        if isinstance(data.validation, Holdout):
-            require_same_text(data.train, contents, self.scanner.files.digests, problem)
-        else:
-            contents = contents[len(data.train) :]
-            require_same_text(data.validation, contents, self.scanner.files.digests, problem)
+        self._require_same_text(problem, for_training=isinstance(self.data.validation, Holdout))
         log.warning("%s; drawing the validation pairs again", problem)
-        digest = summary["validation_sha256"]
+        digest = folder.summary["validation_sha256"]
         drawn = [*chain.from_iterable(self._draw_validation())]
-        if write_validation(self.folder, drawn, digest) != digest:
+        if write_validation(folder.path, drawn, digest) != digest:
             raise DataError(f"{problem}; drawing the validation pairs again gives others; restore the file")
 
-    def _open_rejections(self, summary: Summary) -> Rejections | None:
+    def _require_same_text(self, problem: str, for_training: bool = True) -> None:
+        """Raise DataError unless the text from which the training or validation pairs were encoded is there,
+        to solve a problem of the data folder."""
+        corpora, contents = train_and_validation(self.data), self.inputs.contents
+        part = slice(len(self.data.train)) if for_training else slice(len(self.data.train), None)
+        for corpus, content in zip(corpora[part], contents[part], strict=True):
+            try:
+                same = content_hash(corpus, self.scanner.files.digests) == content
+            except DataError as error:
+                raise DataError(f"{problem}; to repair it, restore the corpus ({error})") from None
+            if not same:
+                reason = f"{name_of(corpus)} has other contents than were encoded"
+                raise DataError(f"{problem}; to repair it, restore the corpus ({reason})")
+
+    def _open_rejections(self) -> Rejections | None:
         """The pairs that the filters leave out; None without filters. The corpora are filtered again if their
         file is missing or damaged. Raises DataError if the filters reject other pairs than before."""
-        if (expected := summary.get("rejections")) is None:
+        if (expected := self.folder.summary.get("rejections")) is None:
             return None
         try:
-            return read_rejections(self.folder, **expected)
+            return read_rejections(self.folder.path, **expected)
         except ModelError as error:
             problem = str(error)
         log.warning("%s; filtering the corpora again", problem)
-        contents = self.inputs.contents[: len(self.data.train)]
-        require_same_text(self.data.train, contents, self.scanner.files.digests, problem)
+        self._require_same_text(problem)
         rejections = self.scanner.result.rejections
         if rejections is None or rejections.describe() != expected:
             raise DataError(f"{problem}; filtering again rejects other pairs; restore the file")
-        rejections.write(self.folder)
+        rejections.write(self.folder.path)
         return rejections
 
-    def _encode_again(self, summary: Summary, damaged: dict[int, str]) -> None:
-        """Replace damaged shards by shards with the same contents."""
-        contents = self.inputs.contents[: len(self.data.train)]
-        problem = next(iter(damaged.values()))
-        require_same_text(self.data.train, contents, self.scanner.files.digests, problem)
-        for reason in damaged.values():
-            log.warning("%s; encoding this shard again", reason)
-        entries = summary["shards"]
-        self._write_shards(summary, {index: entries[index]["index_sha256"] for index in damaged})
-
-    def _write_shards(self, summary: Summary, replaced: dict[int, str]) -> list[ShardInfo]:
+    def _write_shards(self, replaced: dict[int, str]) -> list[ShardInfo]:
         """Write the shards that are missing or `replaced`; see `ShardWriter`."""
         held_out: frozenset[str] = frozenset()
         if isinstance(self.data.validation, Holdout):
-            validation = read_validation(self.folder, summary)
+            validation = read_validation(self.folder.path, self.folder.summary)
             held_out = frozenset(pair.source for pair in validation)
             if self.data.has_several_directions:
                 held_out |= {pair.target for pair in validation}
         encoder = Encoder(self.data, self.tokenizer, held_out)
-        inputs = self.inputs.fingerprint, summary["buckets"], replaced, self._open_rejections(summary)
-        writer = ShardWriter(self.scanner, encoder, self.folder, *inputs)
-        pairs = summary["pairs"]
-        count = self.workers or (count_cores() if pairs >= SHARD else 1)  # starting a process takes a second
-        return writer.write(pairs, count)
+        writer = ShardWriter(self.scanner, encoder, self.folder, replaced, self._open_rejections())
+        is_large = self.folder.summary["pairs"] >= SHARD  # starting a process takes a second
+        return writer.write(self.workers or (count_cores() if is_large else 1))
 
 
 def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> Summary:

@@ -2,24 +2,34 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from operator import not_
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.pairs.filters import REASONS, Codes, rows_of
+from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.reading.blocks import RawBlock
-from mtrain.data.reading.corpus import Block, parse_block, refuse_unless_skipped
+from mtrain.data.reading.parse import parse_block, refuse_unless_skipped
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 # Texts that are encoded at a time: so few that their ids are still in the processor's cache when they are
 # copied.
 _TEXTS = 1000
+
+
+class EncodingTask(NamedTuple):
+    """A block to encode."""
+
+    shard: int  # index, from 0
+    corpus: int  # index, from 0
+    raw: RawBlock
+    is_last: bool  # of its shard
+    codes: Codes | None  # of its pairs in `Rejections`, if there are filters
 
 
 class EncodedBlock(NamedTuple):
@@ -37,42 +47,26 @@ class Encoder:
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, held_out: frozenset[str]):
         """`held_out` are the sources of pairs held out for validation; if there are several directions, also
         their targets, which may be sources or targets of other corpora."""
-        self._data, self._tokenizer, self._held_out = data, tokenizer, held_out
+        self._data, self._held_out = data, held_out
+        self._tokenizer = tokenizer
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype: type[np.integer] = np.uint16 if largest <= 2**16 else np.int32
         self._tags = [tokenizer.tag_ids(data.tag_of(corpus)) for corpus in data.train]
 
-    def settings(self) -> dict[str, Any]:
-        """What another process needs to make this encoder, for JSON."""
+    def in_worker(self) -> "partial[Encoder]":
+        """Makes the same encoder in a worker process, where it uses one thread; see `map_tasks`."""
         folder = self._tokenizer.files[0].parent.resolve()
-        data = self._data.model_dump(mode="json")
-        return {"data": data, "tokenizer": str(folder), "held_out": sorted(self._held_out)}
+        return partial(_load_encoder, self._data, folder, self._held_out)
 
-    @classmethod
-    def with_settings(cls, settings: dict[str, Any]) -> "Encoder":
-        """An encoder with the `settings` of another one. It uses one thread."""
-        tokenizer = Tokenizer(Path(settings["tokenizer"]))
-        tokenizer.set_threads(1)
-        data = DataConfig.model_validate(settings["data"])
-        return cls(data, tokenizer, frozenset(settings["held_out"]))
-
-    @property
-    def corpora(self) -> list[Corpus]:
-        """The training corpora."""
-        return self._data.train
-
-    def encode(self, raw: RawBlock, corpus: int, codes: Codes | None = None) -> EncodedBlock:
-        """Encode a block of corpus number `corpus` (from 0). `codes` are those of its pairs in `Rejections`.
-        Raises DataError if a pair is unreadable and `data.bad_lines` is not `skip`."""
-        return self.encode_block(parse_block(raw, self.corpora[corpus]), corpus, codes)
-
-    def encode_block(self, block: Block, corpus: int, codes: Codes | None = None) -> EncodedBlock:
-        """Like `encode`, for a decoded block."""
+    def __call__(self, task: EncodingTask) -> EncodedBlock:
+        """Encode a block. Raises DataError if a pair is unreadable and `data.bad_lines` is not `skip`."""
+        corpus, codes = task.corpus, task.codes
+        block = parse_block(task.raw, self._data.train[corpus])
         for error in block.errors.values():
             refuse_unless_skipped(error, self._data.bad_lines)
         total, rejected = len(block.sources) + len(block.errors), dict[str, int]()
         if codes is not None:
-            codes = codes[rows_of(block)]
+            codes = codes[block.indices]
             block = block.select(codes == 0)
             counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
             rejected = dict(zip(REASONS, counts, strict=True))
@@ -115,3 +109,9 @@ class Encoder:
             lengths += map(len, rows)
             ids.append(np.fromiter(chain.from_iterable(rows), self._dtype))
         return Rows(np.concatenate(ids), np.array(lengths, np.int64))
+
+
+def _load_encoder(data: DataConfig, tokenizer_folder: Path, held_out: frozenset[str]) -> Encoder:
+    tokenizer = Tokenizer(tokenizer_folder)
+    tokenizer.set_threads(1)
+    return Encoder(data, tokenizer, held_out)

@@ -1,173 +1,41 @@
-"""Compares the corpora and settings of a run with the inputs of a data folder."""
+"""Compares the settings and corpora of a run with the inputs that a data folder was made from."""
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import Corpus, HubCorpus, name_of
 from mtrain.config.data import DataConfig
-from mtrain.data.reading.corpus import content_hash
-from mtrain.data.reading.corpus_files import files_of
-from mtrain.data.reading.lines import Digests
-from mtrain.data.reading.raw_files import RawFiles, train_and_validation
-from mtrain.data.store.summary import CURE, Inputs, Summary, find_summary, inputs_of
+from mtrain.data.reading.digests import RawFiles, train_and_validation
+from mtrain.data.store.folder import CURE, DataFolder, Inputs
 from mtrain.errors import DataError, UsageError
+from mtrain.tokenizer.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
+# Part of the fingerprint. It never changes, so that the same pairs have the same fingerprint in old runs.
+_FINGERPRINT_FORMAT = 2
 
-_PATHS = ("source", "target", "tsv", "jsonl", "parquet", "hub")  # keys of a corpus
+PATHS = ("source", "target", "tsv", "jsonl", "parquet", "hub")  # keys of a corpus
 
 # Rules of `data.filters` that depend on the languages.
 _RULES_OF_LANGUAGES = ("min_words", "max_words", "max_word_length", "script", "language")
 
+# Keys of the data section that determine how the text is read.
+_OF_TEXT = ("train", "validation", "bad_lines", "filters")
 
-def check_corpora(data: DataConfig, folder: Path | None = None) -> None:
-    """Raise DataError if a file that the config names does not exist. If the pairs of all missing files of
-    the training and validation corpora are in the data folder `folder`, that is logged instead. Raises also
-    what `find_summary` raises."""
-    summary, unusable = ({}, None) if folder is None else find_summary(folder, data.folder is not None)
-    if summary and not summary.get("complete"):
-        unusable = f"{folder}: is not complete"
-    in_folder = hashes_of_missing(data, summary)
-    for index, (corpus, content) in enumerate(zip(train_and_validation(data), in_folder, strict=True)):
-        try:
-            if content is None:
-                files_of(corpus)
-        except DataError as error:
-            if unusable is not None:
-                raise DataError(f"{unusable}; to encode the corpus, restore its files ({error})") from None
-            if path := _other_path(data, summary, index):
-                cure = f"without the raw files, give the path that it was prepared from, {path}"
-                raise DataError(f"{error}; to use {folder} {cure}") from None
-            raise
-    if any(in_folder):
-        log.info("data: using the pairs in %s without the raw files", folder)
-    for name, test in data.test.items():
-        try:
-            files_of(test)
-        except DataError as error:
-            if not any(in_folder):
-                raise
-            log.warning("%s; `mtrain evaluate` needs it for data.test.%s", error, name)
+Settings = dict[str, Any]
 
 
-def _other_path(data: DataConfig, summary: Summary, index: int) -> str | None:
-    """The path of a corpus when the data folder was prepared, if only paths have changed since; otherwise
-    None."""
-    if (inputs := inputs_of(summary)) is None:
-        return None
-    old, new = inputs.settings["data"], describe_data(data)
-    if not _has_same_corpora(old, new):
-        return None
-    before, now = (_corpora_of(settings)[index] for settings in (old, new))
-    return next((str(before[key]) for key in _PATHS if key in before and before[key] != now[key]), None)
+def describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> Settings:
+    """The settings that determine the encoded pairs, as `Inputs` contains them."""
+    keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling", "filters"}
+    return {
+        "format": _FINGERPRINT_FORMAT,
+        "data": describe_data(data, keys),
+        "seed": seed,
+        "tokenizer": tokenizer.fingerprint(),
+    }
 
 
-def hashes_of_missing(data: DataConfig, summary: Summary) -> list[str | None]:
-    """The recorded content hash of each training corpus, then of each validation corpus, that the run reads
-    from the data folder alone; None for the others.
-
-    These are the corpora whose files are missing and, if the folder is shared, the datasets on the Hugging
-    Face Hub, provided that the folder is complete and was made from the same corpora.
-    """
-    corpora, inputs = train_and_validation(data), inputs_of(summary)
-    if not inputs or not summary.get("complete"):
-        return [None] * len(corpora)
-    if _corpora_of(inputs.settings["data"]) != _corpora_of(describe_data(data)):
-        return [None] * len(corpora)
-    return [
-        content if _is_missing(corpus, data.folder is not None) else None
-        for corpus, content in zip(corpora, inputs.contents, strict=True)
-    ]
-
-
-def require_same_inputs(folder: Path, inputs: Inputs, own: Inputs) -> None:
-    """Raise an error that names the first difference between `inputs`, from which a shared data folder was
-    made, and the inputs of a run. The seed, subword sampling and the paths of the corpora may differ."""
-    old, new = inputs.settings["data"], own.settings["data"]
-    for key in ("max_length", "bad_lines"):
-        if old[key] != new[key]:
-            raise UsageError(f"{folder}: was prepared with data.{key} {old[key]}, not {new[key]}; {CURE}")
-    if old.get("filters") != new.get("filters"):
-        raise UsageError(f"{folder}: was prepared with other data.filters; {CURE}")
-    if old.get("tags") != new.get("tags"):
-        raise UsageError(f"{folder}: was prepared with other data.language_tags or languages; {CURE}")
-    for key in ("train", "validation"):
-        if _without_paths(old[key]) != _without_paths(new[key]):
-            raise UsageError(f"{folder}: was prepared with another data.{key}; {CURE}")
-    if inputs.settings["tokenizer"] != own.settings["tokenizer"]:
-        raise UsageError(f"{folder}: was prepared with another tokenizer; {CURE}")
-    for corpus, before, now in zip(_corpora_of(new), inputs.contents, own.contents, strict=True):
-        if before != now:
-            names = " and ".join(str(corpus[key]) for key in _PATHS if key in corpus) or "the toy corpus"
-            raise DataError(f"{folder}: was prepared from other contents of {names}; {CURE}")
-
-
-def require_same_text(
-    corpora: Iterable[Corpus], contents: Iterable[str], digests: Digests, problem: str
-) -> None:
-    """Raise DataError unless the text from which corpora were encoded is there, to solve a problem of the
-    data folder. `contents` are the content hashes of that text; `digests` is as in `content_hash`."""
-    for corpus, content in zip(corpora, contents, strict=True):
-        try:
-            same = content_hash(corpus, digests) == content
-        except DataError as error:
-            raise DataError(f"{problem}; to repair it, restore the corpus ({error})") from None
-        if not same:
-            reason = f"{name_of(corpus)} has other contents than were encoded"
-            raise DataError(f"{problem}; to repair it, restore the corpus ({reason})")
-
-
-def has_same_text(data: DataConfig, folder: Path, files: RawFiles) -> bool:
-    """Whether a data folder was begun from the text of a run. A shared folder must have been, which
-    `require_same_inputs` ensures."""
-    inputs = inputs_of(find_summary(folder, data.folder is not None)[0])
-    if inputs is None or data.folder is not None:
-        return inputs is not None
-    return _is_same_text(inputs.settings["data"], describe_data(data)) and (
-        inputs.contents == files.content_hashes
-    )
-
-
-def has_same_pairs(summary: Summary, own: Inputs) -> bool:
-    """Whether a data folder was begun from the readable pairs of a run, with the same validation pairs."""
-    inputs = inputs_of(summary)
-    if inputs is None or (inputs.contents, inputs.seed) != (own.contents, own.seed):
-        return False
-    return _is_same_text(inputs.settings["data"], own.settings["data"])
-
-
-def has_same_settings(inputs: Inputs, settings: dict[str, Any]) -> bool:
-    """Whether a data folder was made with the settings of a run, except for what may differ: see
-    `require_same_inputs`."""
-    old, new = inputs.settings["data"], settings["data"]
-    others = all(old.get(key) == new.get(key) for key in ("max_length", "bad_lines", "filters", "tags"))
-    return (
-        _has_same_corpora(old, new) and others and bool(inputs.settings["tokenizer"] == settings["tokenizer"])
-    )
-
-
-def differ_only_in_paths(one: Inputs, other: Inputs) -> bool:
-    """Whether two inputs have the same contents and settings, and at most the paths of the corpora differ:
-    the raw files were moved."""
-
-    def comparable(inputs: Inputs) -> dict[str, Any]:
-        data = inputs.settings["data"]
-        corpora = {key: _without_paths(data[key]) for key in ("train", "validation")}
-        return {**inputs.settings, "data": {**data, **corpora}}
-
-    return one.contents == other.contents and comparable(one) == comparable(other)
-
-
-def _is_same_text(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether the settings agree that the text, which has the same contents, is read in the same way."""
-    return _has_same_corpora(old, new) and all(
-        old.get(key) == new.get(key) for key in ("bad_lines", "filters")
-    )
-
-
-def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, Any]:
+def describe_data(data: DataConfig, keys: set[str] | None = None) -> Settings:
     """Some keys of the data section, by default all, without what does not change the encoded pairs."""
     settings = data.model_dump(
         mode="json", include=keys, exclude={"stages": True, "train": {"__all__": {"weight"}}}
@@ -181,7 +49,7 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
             settings["filters"]["languages"] = [*map(str, data.directions)]
     if data.language_tags != "none":
         settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
-    for corpus in _corpora_of(settings):
+    for corpus in corpora_of(settings):
         del corpus["source_lang"], corpus["target_lang"]  # what matters of them is above
         del corpus["name"]
         if corpus["filters"] is None or "filters" not in settings:
@@ -189,25 +57,77 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
     return settings
 
 
-def _corpora_of(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The settings of the training corpora, then of the validation corpora."""
-    validation = settings["validation"]
-    return [*settings["train"], *(validation if isinstance(validation, list) else ())]
+def corpora_of(data: Settings) -> list[Settings]:
+    """The settings of the training corpora, then of the validation corpora, from the data section."""
+    validation = data["validation"]
+    return [*data["train"], *(validation if isinstance(validation, list) else ())]
 
 
-def _has_same_corpora(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two configs describe the same corpora, perhaps with other paths."""
-    return all(_without_paths(old[key]) == _without_paths(new[key]) for key in ("train", "validation"))
+def agree(old: Settings, new: Settings, keys: Iterable[str]) -> bool:
+    """Whether two data sections have the same values of some keys, perhaps with other paths of corpora."""
+    old, new = _without_paths(old), _without_paths(new)
+    return all(old.get(key) == new.get(key) for key in keys)
 
 
-def _without_paths(corpora: Any) -> Any:
-    if not isinstance(corpora, list):  # a holdout
-        return corpora
-    return [{key: key in _PATHS or value for key, value in corpus.items()} for corpus in corpora]
+def _without_paths(data: Settings) -> Settings:
+    """The settings of a data section without the values of the paths of corpora."""
+    hidden = {
+        key: [{name: name in PATHS or value for name, value in corpus.items()} for corpus in data[key]]
+        for key in ("train", "validation")
+        if isinstance(data[key], list)  # otherwise, it is a holdout
+    }
+    return {**data, **hidden}
 
 
-def _is_missing(corpus: Corpus, shared: bool) -> bool:
-    try:
-        return not files_of(corpus) and isinstance(corpus, HubCorpus) and shared
-    except DataError:
-        return True
+def find_difference(before: Settings, now: Settings) -> str | None:
+    """The first difference between the settings of a data folder and those of a run that makes the folder
+    useless for the run, as the end of a message; None if there is none. The seed, subword sampling and the
+    paths of the corpora may differ."""
+    old, new = _without_paths(before["data"]), _without_paths(now["data"])
+    differences = {
+        "max_length": f"data.max_length {old['max_length']}, not {new['max_length']}",
+        "bad_lines": f"data.bad_lines {old['bad_lines']}, not {new['bad_lines']}",
+        "filters": "other data.filters",
+        "tags": "other data.language_tags or languages",
+        "train": "another data.train",
+        "validation": "another data.validation",
+    }
+    for key, difference in differences.items():
+        if old.get(key) != new.get(key):
+            return difference
+    return None if before["tokenizer"] == now["tokenizer"] else "another tokenizer"
+
+
+def require_same_inputs(folder: Path, inputs: Inputs, own: Inputs) -> None:
+    """Raise UsageError or DataError that names the first difference between `inputs`, from which a shared
+    data folder was made, and the inputs of a run; see `find_difference`."""
+    if difference := find_difference(inputs.settings, own.settings):
+        raise UsageError(f"{folder}: was prepared with {difference}; {CURE}")
+    corpora = corpora_of(own.settings["data"])
+    for corpus, before, now in zip(corpora, inputs.contents, own.contents, strict=True):
+        if before != now:
+            names = " and ".join(str(corpus[key]) for key in PATHS if key in corpus) or "the toy corpus"
+            raise DataError(f"{folder}: was prepared from other contents of {names}; {CURE}")
+
+
+def has_same_text(data: DataConfig, folder: DataFolder, files: RawFiles) -> bool:
+    """Whether a data folder was begun from the text of a run. A shared folder must have been, which
+    `require_same_inputs` ensures."""
+    if folder.inputs is None or folder.shared:
+        return folder.inputs is not None
+    is_read_alike = agree(folder.inputs.settings["data"], describe_data(data), _OF_TEXT)
+    return is_read_alike and folder.inputs.contents == files.content_hashes
+
+
+def has_same_pairs(inputs: Inputs | None, own: Inputs) -> bool:
+    """Whether a data folder was begun from the readable pairs of a run, with the same validation pairs."""
+    if inputs is None or (inputs.contents, inputs.seed) != (own.contents, own.seed):
+        return False
+    return agree(inputs.settings["data"], own.settings["data"], _OF_TEXT)
+
+
+def differ_only_in_paths(one: Inputs, other: Inputs) -> bool:
+    """Whether two inputs have the same contents and settings, and at most the paths of the corpora differ:
+    the raw files were moved."""
+    settings = [{**each.settings, "data": _without_paths(each.settings["data"])} for each in (one, other)]
+    return one.contents == other.contents and settings[0] == settings[1]

@@ -6,17 +6,15 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
 from mtrain.config.data import DataConfig
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.scanning.check import Findings, count_tag_ids, segment
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.folder import CHECK
-from mtrain.data.store.summary import read_summary
+from mtrain.data.store.folder import CHECK, DataFolder, read_summary
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.regular_files import read_file
@@ -32,15 +30,15 @@ _BAR = 40  # characters of the longest bar
 _ADJECTIVES = {"train": "training", "validation": "validation"}
 
 
-@dataclass
-class _Record:
-    """What check.json contains besides the findings."""
+@dataclass(kw_only=True)
+class RecordedFindings(Findings):
+    """The findings of a check as check.json contains them, with the warnings that they caused."""
 
-    contents: list[str]  # of the corpora that were checked
+    contents: list[str]  # the content hashes of the corpora that were checked
     warnings: list[str]
 
 
-_RECORD, _FINDINGS = TypeAdapter(_Record), TypeAdapter(Findings)
+_RECORD = TypeAdapter(RecordedFindings)
 
 
 def check_data(
@@ -76,24 +74,17 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     log.info("data: read and checked %s, %s", cost, _count(warnings))
 
 
-def record_findings(folder: Path, findings: Findings, bad_lines: str) -> None:
+def record_findings(folder: DataFolder, findings: Findings, bad_lines: str) -> None:
     """Write the findings to a data folder whose encoding from the checked text has just begun. A failure is
     logged; training does not need them."""
-    contents = read_summary(folder)["inputs"]["contents"]
+    contents = folder.summary["inputs"]["contents"]
     record = {"contents": contents, **asdict(findings), "warnings": list_warnings(findings, bad_lines)}
     text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
     text = text.encode("utf-8", "replace").decode()  # a file name need not be valid text
     try:
-        write_atomically(folder / CHECK, text)
+        write_atomically(folder.path / CHECK, text)
     except StorageError as error:
         log.warning("%s; the report will lack the findings", error)
-
-
-class RecordedFindings(NamedTuple):
-    """The findings of a check, and the warnings that they caused."""
-
-    findings: Findings
-    warnings: list[str]
 
 
 def read_findings(folder: Path) -> RecordedFindings | None:
@@ -106,8 +97,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     except (OSError, KeyError, TypeError, ModelError, StorageError):
         return None
     try:
-        record = _RECORD.validate_json(text)
-        findings = _FINDINGS.validate_json(text)
+        findings = _RECORD.validate_json(text)
         shapes: list[tuple[Sized, ...]] = [(*findings.lengths, LENGTH_BINS), (findings.ratios, RATIO_BINS)]
         if findings.segmentation is not None:
             shapes.append((findings.segmentation.tokens_per_word, findings.segmentation.unknown, (0, 1)))
@@ -116,7 +106,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     except ValueError:
         log.warning("%s: damaged; the report will lack the findings of the data check", file)
         return None
-    return RecordedFindings(findings, record.warnings) if record.contents == contents else None
+    return findings if findings.contents == contents else None
 
 
 def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:

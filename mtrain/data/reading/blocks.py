@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus, name_of
-from mtrain.data.reading.corpus_files import files_by_pair, files_of
-from mtrain.data.reading.lines import Digests, LineBlocks, is_seekable, open_blocks
+from mtrain.data.reading.files import files_by_pair, files_of, toy_pairs
+from mtrain.data.reading.line_blocks import LineBlocks, is_seekable, open_blocks
+from mtrain.data.reading.lines import Digests
 from mtrain.data.reading.parquet import read_parquet
-from mtrain.data.reading.records import Column
-from mtrain.data.reading.toy import toy_pairs
 from mtrain.errors import DataError
 
 BLOCK = 10_000  # pairs that are read at a time
+Column = int | str  # a column of TSV, from 0, or a field of JSONL and tables
 
 
 class RawPosition(NamedTuple):
@@ -65,15 +65,20 @@ def read_blocks(
     `digests` receives the SHA-256 of each file that has been read completely. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
+    columns: list[str] = []
+    if isinstance(corpus, ParquetCorpus | HubCorpus):
+        fields = [corpus.source_field, corpus.target_field] + ([score] if isinstance(score, str) else [])
+        columns = [field.split(".")[0] for field in fields]
     if isinstance(corpus, ParquetCorpus):
-        fields = corpus.source_field, corpus.target_field, *([score] if isinstance(score, str) else [])
-        yield from _read_parquet(corpus, fields, size, start.first, digests)
+        yield from _read_parquet(corpus, columns, size, start.first, digests)
         return
     if not isinstance(corpus, HubCorpus | ToyCorpus):
         has_header = isinstance(corpus, TsvCorpus) and corpus.header
         yield from _read_lines(files_by_pair(corpus), digests, size, start, by_range, has_header)
         return
-    records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
+    records: Any = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
+    if columns and {*columns} <= {*records.column_names}:  # else an error names all columns
+        records = records.select_columns([*dict.fromkeys(columns)])
     for begin in range(start.first - 1, len(records), size):
         block = records[begin : begin + size]
         if isinstance(block, dict):  # the columns of a table
@@ -92,7 +97,8 @@ def _read_lines(
     """Read files of lines one after another, or pairs of files."""
     first, offsets = start
     # A header makes the line of a pair in its file one more than its number among the pairs of the file.
-    sides, index, skipped = len(files[0]), 0, -has_header
+    index, skipped = 0, -has_header
+    sides = len(files[0])
     if len(offsets) == sides + 2:
         index, skipped = offsets[sides:]
     for number, paths in enumerate(files[index:], index):
@@ -106,36 +112,25 @@ def _read_lines(
             if has_header and lines_before == 0:
                 streams[0].take(1)
             # Blocks end at multiples of their size, whatever the sizes of the files.
-            while content := _next_lines(streams, size - (first - 1) % size, in_ranges):
+            while any(stream.peek() for stream in streams):
+                count = size - (first - 1) % size
+                lines, ranges = tuple[bytes, ...](), list[tuple[int, int]]()
+                if in_ranges:
+                    ranges = [(stream.offset, stream.skip(count)) for stream in streams]
+                else:
+                    lines = tuple(stream.take(count) for stream in streams)
                 _require_equal_counts(paths, streams)
                 end = skipped + streams[0].lines + 1
                 offsets = tuple(stream.offset for stream in streams)
                 position = RawPosition(end, (*offsets, *((number, skipped) if number else ())))
-                yield RawBlock(first, position, content.lines, (), names, skipped, content.ranges)
+                yield RawBlock(first, position, lines, (), names, skipped, ranges)
                 first = end
         offsets, skipped = (0,) * sides, first - 1 - has_header
 
 
-class _Content(NamedTuple):
-    """The lines of a block, or where they are."""
-
-    lines: tuple[bytes, ...] = ()
-    ranges: Sequence[tuple[int, int]] = ()
-
-
-def _next_lines(streams: Sequence[LineBlocks], count: int, in_ranges: bool) -> _Content | None:
-    """The next `count` lines of each file, or as many as there are; None if there are none."""
-    if not in_ranges:
-        lines = tuple(stream.take(count) for stream in streams)
-        return _Content(lines) if any(lines) else None
-    ranges = [(stream.offset, stream.skip(count)) for stream in streams]
-    return _Content(ranges=ranges) if any(size for _, size in ranges) else None
-
-
 def _read_parquet(
-    corpus: ParquetCorpus, fields: Sequence[str], size: int, first: int, digests: Digests | None
+    corpus: ParquetCorpus, columns: Sequence[str], size: int, first: int, digests: Digests | None
 ) -> Iterator[RawBlock]:
-    columns = [field.split(".")[0] for field in fields]
     for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1, digests):
         end = first + len(rows)
         yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)

@@ -1,10 +1,19 @@
-"""Remembers the SHA-256 of raw files, so that files that have not changed are not read again to hash them."""
+"""The raw files of a config: their SHA-256, which data folders record so that files that have not changed are
+not read again to hash them, and whether they change while they are read."""
 
+import hashlib
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
+from itertools import chain, zip_longest
 from pathlib import Path
 
+from mtrain.config.corpora import Corpus, Holdout, HubCorpus, ToyCorpus
+from mtrain.config.data import DataConfig
+from mtrain.data.reading.blocks import load_dataset
+from mtrain.data.reading.files import existing_files, files_of, toy_pairs
 from mtrain.data.reading.lines import Digests
 from mtrain.errors import DataError, StorageError
 from mtrain.regular_files import read_file
@@ -12,6 +21,92 @@ from mtrain.storage.atomic import write_atomically
 
 SOURCES = "sources.json"  # in the data folder
 Stamps = dict[Path, list[int]]  # of files: what changes if a file is written
+
+
+class RawFiles:
+    """The files of the training and validation corpora of a config, as they are when this object is made."""
+
+    def __init__(
+        self, data: DataConfig, data_folders: Sequence[Path] = (), missing: Sequence[str | None] = ()
+    ):
+        """Files whose SHA-256 is recorded in one of `data_folders` are not read to hash them. `missing` are
+        the content hashes of the training and validation corpora whose files are missing, and None for the
+        others."""
+        self.data = data
+        # First the time and the stamps, so that every later change of a file is noticed.
+        self._started = time.time_ns()
+        self._files = [(corpus, existing_files(corpus)) for corpus in train_and_validation(data)]
+        self._stamps = _stamps_of(chain.from_iterable(files for _, files in self._files))
+        # Of all files hashed so far.
+        self.digests: Digests = {}
+        for folder in data_folders:
+            self.digests |= read_digests(folder)
+        self._missing = missing
+
+    @cached_property
+    def content_hashes(self) -> list[str]:
+        """The content hash of each training corpus, then of each validation corpus. Files in `digests` are
+        not read."""
+        corpora = zip_longest(train_and_validation(self.data), self._missing)
+        return [known or content_hash(corpus, self.digests) for corpus, known in corpora]
+
+    @property
+    def training_hashes(self) -> list[str]:
+        """The content hash of each training corpus."""
+        return self.content_hashes[: len(self.data.train)]
+
+    def require_unchanged(self, corpora: Iterable[Corpus]) -> None:
+        """Raise DataError if a file of these training or validation corpora has changed since this object was
+        made, or no longer exists, so that its hash may not be the hash of the text that was read."""
+        for corpus in corpora:
+            # A pattern may match fewer files now.
+            before = chain.from_iterable(files for known, files in self._files if known == corpus)
+            files = dict.fromkeys((*before, *files_of(corpus)))
+            now = _stamps_of(files)
+            for file in files:
+                if now.get(file) != self._stamps.get(file):
+                    raise DataError(f"{file}: changed while it was encoded; run again")
+
+    def record_digests(self, folder: Path) -> None:
+        """Record the SHA-256 of the files that were hashed in a data folder, unless all are recorded or the
+        folder is not writable. A file is only recorded if it has certainly not changed since before it was
+        hashed: it has the same stamp, which is older than this object."""
+        with suppress(OSError, StorageError):
+            stable = {
+                file: digest
+                for file, digest in self.digests.items()
+                if self._stamps.get(file) == _stamp(file) and max(self._stamps[file][1:]) < self._started
+            }
+            if stable.items() <= read_digests(folder).items():
+                return
+            entries = {
+                str(file): {"stamp": self._stamps[file], "sha256": digest.hex()}
+                for file, digest in stable.items()
+            }
+            folder.mkdir(exist_ok=True)
+            write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
+
+
+def train_and_validation(data: DataConfig) -> list[Corpus]:
+    """The training corpora, then the validation corpora."""
+    return data.train + ([] if isinstance(data.validation, Holdout) else data.validation)
+
+
+def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
+    """SHA-256 of the contents of a corpus, without modification times. Files in `digests` are not read; the
+    others are added to it."""
+    digests = {} if digests is None else digests
+    digest, files = hashlib.sha256(), files_of(corpus)
+    if isinstance(corpus, HubCorpus) and not files:
+        digest.update(load_dataset(corpus)._fingerprint.encode())
+    elif isinstance(corpus, ToyCorpus):
+        digest.update(json.dumps(toy_pairs(corpus.toy)).encode())
+    for file in files:
+        if file not in digests:
+            with file.open("rb") as stream:
+                digests[file] = hashlib.file_digest(stream, "sha256").digest()
+        digest.update(digests[file])
+    return digest.hexdigest()
 
 
 def read_digests(folder: Path) -> Digests:
@@ -25,43 +120,13 @@ def read_digests(folder: Path) -> Digests:
     return digests
 
 
-def write_digests(folder: Path, digests: Digests, stamps: Stamps, since: int) -> None:
-    """Record the SHA-256 of files, unless all are recorded or the folder is not writable.
-
-    A file is only recorded if it has not changed since before it was hashed: its stamp must be the same as in
-    `stamps`, and older than `since`, when these were taken (in nanoseconds).
-    """
-    with suppress(OSError, StorageError):
-        stable = {
-            file: digest
-            for file, digest in digests.items()
-            if stamps.get(file) == _stamp(file) and max(stamps[file][1:]) < since
-        }
-        if stable.items() <= read_digests(folder).items():
-            return
-        entries = {
-            str(file): {"stamp": stamps[file], "sha256": digest.hex()} for file, digest in stable.items()
-        }
-        folder.mkdir(exist_ok=True)
-        write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
-
-
-def stamps_of(files: Iterable[Path]) -> Stamps:
+def _stamps_of(files: Iterable[Path]) -> Stamps:
     """The stamps of the files that exist."""
     stamps: Stamps = {}
     for file in files:
         with suppress(OSError):
             stamps[file] = _stamp(file)
     return stamps
-
-
-def require_unchanged(files: Iterable[Path], stamps: Stamps) -> None:
-    """Raise DataError if one of the files has changed since the stamps of all of them were taken."""
-    files = list(files)
-    now = stamps_of(files)
-    for file in files:
-        if now.get(file) != stamps.get(file):
-            raise DataError(f"{file}: changed while it was encoded; run again")
 
 
 def _stamp(file: Path) -> list[int]:

@@ -4,7 +4,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -28,13 +28,11 @@ class ParquetBlock(NamedTuple):
 
 def count_rows(files: Iterable[Path]) -> int:
     """The number of rows in some files. Raises DataError if one is missing or unreadable."""
-    return sum(map(_count_rows, files))
-
-
-def _count_rows(path: Path) -> int:
-    with _opened(path) as file:
-        count: int = file.metadata.num_rows
-        return count
+    count = 0
+    for path in files:
+        with _opened(path) as file:
+            count += file.metadata.num_rows
+    return count
 
 
 def read_parquet(
@@ -72,34 +70,27 @@ def _read_rows(
     """The rows of a file after the first `skipped` ones. `hasher` hashes the bytes of a row group just before
     its rows are read, so that these are still in memory and the file is read from the disk once."""
     wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
-    groups, before = list(range(file.num_row_groups)), 0
-    while groups and before + (count := file.metadata.row_group(groups[0]).num_rows) <= skipped:
-        groups.pop(0)
-        before += count
+    before = 0  # rows
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        if before + group.num_rows <= skipped:
+            before += group.num_rows
+            continue
+        if hasher:
+            hasher.hash_until(_end_of(group))
+        for rows in map(_to_rows, file.iter_batches(size, [number], wanted)):
+            yield from rows[max(0, skipped - before) :]
+            before += len(rows)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for group in groups:
-            if hasher:
-                hasher.hash_until(_end_of(file.metadata.row_group(group)))
-            yield from file.iter_batches(size, [group], wanted)
 
-    return islice(chain.from_iterable(map(_to_rows, batches())), skipped - before, None)
-
-
-def _to_rows(batch: pa.RecordBatch) -> Iterable[Row]:
+def _to_rows(batch: pa.RecordBatch) -> list[Row]:
     try:
         rows: list[Row] = batch.to_pylist()
         return rows
-    except UnicodeDecodeError:
-        return [_to_row(batch.slice(number, 1)) for number in range(len(batch))]
-
-
-def _to_row(batch: pa.RecordBatch) -> Row:
-    try:
-        row: Row = batch.to_pylist()[0]
-        return row
     except UnicodeDecodeError as error:
-        return error
+        if len(batch) == 1:
+            return [error]
+        return [row for number in range(len(batch)) for row in _to_rows(batch.slice(number, 1))]
 
 
 def _end_of(group: pq.RowGroupMetaData) -> int:

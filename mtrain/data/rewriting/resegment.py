@@ -10,9 +10,10 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,14 +27,21 @@ from mtrain.processes import WorkerPool, WorkerProcess, count_cores
 from mtrain.tokenizer.rows import Rows
 from mtrain.tokenizer.sampling import Resegment, make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.worker_messages import Answer, Message, Receive
-from mtrain.worker_messages import serve as serve_tasks
 
 # Worker processes have a lower priority than training on the same cores, except for the first window, which
 # training waits for.
 _NICE = 15
 # Its arguments are the rows of a block, the key, and the number of the block.
 ResegmentBlock = Callable[[Sides, Key, int], Sides]
+
+
+class ResegmentTask(NamedTuple):
+    """A block to segment in a worker process."""
+
+    sides: Sides
+    key: Key
+    block: int  # number of the block
+    waited_for: bool  # whether training waits for it
 
 
 class Resegmenter:
@@ -44,8 +52,7 @@ class Resegmenter:
         """The ids are written to temporary files in `scratch`."""
         self._augment, self._seed = _make_augmenter(data, tokenizer), seed
         self._block = _make_block_resegmenter(data, tokenizer, seed)
-        folder = str(tokenizer.files[0].parent.resolve())
-        self._settings = {"data": data.model_dump(mode="json"), "tokenizer": folder, "seed": seed}
+        self._prepare = partial(_prepare, data, tokenizer.files[0].parent.resolve(), seed)
         self._storage = ScratchStorage(tokenizer, scratch)
         self._calls = 0
 
@@ -74,10 +81,9 @@ class Resegmenter:
                 return self._block(rows(block), key, block)
 
         def remote(process: WorkerProcess, block: int) -> Sides:
-            header = {"key": key, "block": block, "waited_for": self._calls == 1}
             with pace.measured():
-                answer = process.call(_to_message(rows(block), header))
-            return _from_message(answer)
+                sides: Sides = process.call(ResegmentTask(rows(block), key, block, self._calls == 1))
+            return sides
 
         count = -(-len(corpus) // BLOCK)
         if count <= 1:  # starting a process takes longer
@@ -93,7 +99,7 @@ class Resegmenter:
 
     @cached_property
     def _pool(self) -> WorkerPool:
-        return WorkerPool(__name__, Message(self._settings), count_processes())
+        return WorkerPool(self._prepare, count_processes())
 
 
 def count_processes() -> int:
@@ -153,32 +159,18 @@ def _from_pairs(pairs: Sequence[EncodedPair]) -> Sides:
     return from_lists(sources), from_lists(targets)
 
 
-def _to_message(sides: Sides, header: dict[str, object]) -> Message:
-    return Message(header, tuple(array.astype(np.int32).tobytes() for side in sides for array in side))
-
-
-def _from_message(message: Message) -> Sides:
-    arrays = [np.frombuffer(content, np.int32) for content in message.contents]
-    return Rows(*arrays[:2]), Rows(*arrays[2:])
-
-
-def serve() -> None:
-    """The worker process: segment blocks until the pipe is closed."""
-    serve_tasks(_prepare)
-
-
-def _prepare(receive: Receive) -> Answer:
-    settings = receive().header
-    data, tokenizer = DataConfig.model_validate(settings["data"]), Tokenizer(Path(settings["tokenizer"]))
+def _prepare(data: DataConfig, tokenizer_folder: Path, seed: int) -> Callable[[ResegmentTask], Sides]:
+    """The function that segments a block in a worker process."""
+    tokenizer = Tokenizer(tokenizer_folder)
     tokenizer.set_threads(1)
-    resegment = _make_block_resegmenter(data, tokenizer, settings["seed"])
+    resegment = _make_block_resegmenter(data, tokenizer, seed)
     has_low_priority = not hasattr(os, "nice")  # on Windows
 
-    def answer(task: Message) -> Message:
+    def work(task: ResegmentTask) -> Sides:
         nonlocal has_low_priority
-        if not task.header["waited_for"] and not has_low_priority:
+        if not task.waited_for and not has_low_priority:
             os.nice(_NICE)
             has_low_priority = True
-        return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
+        return resegment(task.sides, task.key, task.block)
 
-    return answer
+    return work

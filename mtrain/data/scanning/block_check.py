@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.parse import Block
 from mtrain.data.reading.quotes import count_signs
+from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
 from mtrain.data.scanning.shifts import Shift, find_shifts
-from mtrain.data.text.hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
+from mtrain.data.text.hashes import common
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -24,22 +25,19 @@ _TEXTS = 200  # of each block, to identify the languages
 _LONGEST = 500  # characters of each
 _PARTS = 4  # of a block
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
-_NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
-Part = tuple[str, str, list[str], list[str]]  # first and last place, and some sources and targets between
+class Excerpt(NamedTuple):
+    """Some of the pairs of a part of a block."""
 
-
-class PairHashes(NamedTuple):
-    """Hashes of pairs, of their sources, and of their normalized sources."""
-
-    pairs: Hashes
-    sources: Hashes
-    normalized: Hashes
+    first: str  # location, as file:line
+    last: str
+    sources: list[str]  # shortened
+    targets: list[str]
 
 
 class BlockFindings(NamedTuple):
-    """What a check finds in one block. All but `hashes` and `overlap` can be written as JSON."""
+    """What a check finds in one block."""
 
     usable: int
     empty: int
@@ -49,7 +47,7 @@ class BlockFindings(NamedTuple):
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     shifts: list[Shift]
-    parts: list[Part]
+    excerpts: list[Excerpt]
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that are among those of the validation and test sets
@@ -73,27 +71,25 @@ class BlockCheck:
     def check(self, block: Block, corpus: int, unfiltered: Block) -> BlockFindings:
         """Check a block of corpus number `corpus` (from 0). `unfiltered` also has the pairs that filters
         leave out: shifts can only be found in consecutive pairs."""
-        bad, unreadable, total = len(block.errors), first_errors(block), len(block.sources)
-        block = usable_pairs(block)
-        sources, targets = block.sources, block.targets
+        usable = block.usable()
+        sources, targets = usable.sources, usable.targets
         hashes, overlap = self._hash(sources, targets)
-        lengths = count_words(sources), count_words(targets)
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
         extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
         return BlockFindings(
-            len(sources),
-            total - len(sources),
-            bad,
-            unreadable,
-            lengths,
-            _histogram(ratios, RATIO_BINS),
-            self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
-            find_shifts(unfiltered),
-            [*_parts_of(block)],
-            count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
-            hashes,
-            overlap,
+            usable=len(sources),
+            empty=len(block.sources) - len(sources),
+            bad=len(block.errors),
+            unreadable=first_errors(block),
+            lengths=(count_words(sources), count_words(targets)),
+            ratios=_histogram(ratios, RATIO_BINS),
+            suspicious=self._suspicious(usable, corpus, np.flatnonzero(extreme).tolist()),
+            shifts=find_shifts(unfiltered),
+            excerpts=[*_excerpts_of(usable)],
+            quotes=count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
+            hashes=hashes,
+            overlap=overlap,
         )
 
     def _hash(self, sources: list[str], targets: list[str]) -> tuple[PairHashes, PairHashes]:
@@ -101,7 +97,7 @@ class BlockCheck:
         hashes = hash_all(sources, targets, needs_normalized)
         overlap = PairHashes(*map(common, hashes, self.evaluation_hashes))
         if not self.keep_source_hashes:
-            hashes = PairHashes(hashes.pairs, _NO_HASHES, _NO_HASHES)
+            hashes = PairHashes(hashes.pairs, NO_HASHES, NO_HASHES)
         return hashes, overlap
 
     def _suspicious(self, block: Block, corpus: int, extreme: list[int]) -> dict[str, tuple[int, list[str]]]:
@@ -112,19 +108,11 @@ class BlockCheck:
         filters = [(self._filters[tuple(expected)], texts) for expected, texts in sides if expected]
         unexpected = {i for filter_, texts in filters for i in filter_.unexpected(texts)}
         found, counted = {}, set[int]()
-        for kind, rows in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
-            new = [i for i in rows if i not in counted]
+        for kind, indices in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
+            new = [i for i in indices if i not in counted]
             counted.update(new)
             found[kind] = len(new), [block.place_of(block.numbers[i]) for i in new[:PLACES]]
         return found
-
-
-def usable_pairs(block: Block) -> Block:
-    """The pairs of a block whose source and target are not blank."""
-    if all(map(str.strip, block.sources)) and all(map(str.strip, block.targets)):  # fast path
-        return block._replace(errors={})
-    stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
-    return block.select([bool(source and target) for source, target in stripped])._replace(errors={})
 
 
 def _sample(texts: list[str], most: int) -> list[str]:
@@ -132,26 +120,19 @@ def _sample(texts: list[str], most: int) -> list[str]:
     return texts[:: len(texts) // most + 1]
 
 
-def _parts_of(block: Block) -> Iterator[Part]:
+def _excerpts_of(block: Block) -> Iterator[Excerpt]:
     step = len(block.sources) // _TEXTS + 1
     for start in range(0, len(block.sources), step * (_TEXTS // _PARTS)):
         part = slice(start, start + step * (_TEXTS // _PARTS), step)
         numbers = block.numbers[part]
         first, last = block.place_of(numbers[0]), block.place_of(numbers[-1])
         sources, targets = ([text[:_LONGEST] for text in side[part]] for side in block[:2])
-        yield first, last, sources, targets
+        yield Excerpt(first, last, sources, targets)
 
 
 def first_errors(block: Block) -> list[str]:
     """The errors of the first unreadable pairs of a block."""
     return [*map(str, islice(block.errors.values(), PLACES))]
-
-
-def hash_all(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> PairHashes:
-    """The hashes of some pairs; optionally without the hashes of normalized sources."""
-    exact = hash_texts(sources)
-    pairs = hash_pairs(exact, hash_texts(targets))
-    return PairHashes(pairs, exact, hash_normalized(sources) if normalized else _NO_HASHES)
 
 
 def count_words(texts: Sequence[str]) -> list[int]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 from mtrain.config.corpora import Corpus, Holdout, TsvCorpus
 from mtrain.config.data import DataConfig
 from mtrain.config.filters import RULES
@@ -19,8 +17,8 @@ from mtrain.config.languages import scripts_of_language
 from mtrain.data import Pair
 from mtrain.data.pairs.duplicates import DuplicateCounter
 from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import Block, parse_block
 from mtrain.data.reading.lines import Digests
+from mtrain.data.reading.parse import Block, parse_block
 from mtrain.data.reading.quotes import count_signs, show_csv
 from mtrain.data.scanning.block_check import (
     KINDS,
@@ -29,39 +27,25 @@ from mtrain.data.scanning.block_check import (
     RATIO_BINS,
     BlockCheck,
     BlockFindings,
-    PairHashes,
     first_errors,
-    hash_all,
-    usable_pairs,
 )
+from mtrain.data.scanning.leaks import Leak, LeakFinder
 from mtrain.data.scanning.shifts import Shift, find_shifts
 from mtrain.data.scanning.side_languages import CorpusSides
-from mtrain.data.text.hashes import contains, unique
 from mtrain.data.text.writing_systems import main_script
-from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 SCRIPT_PAIRS = 1000  # the scripts of the corpus are those of its first pairs
 DISTINCT = 4_000_000  # pairs whose hashes are kept, of 8 bytes each; the duplicates of more are estimated
-_CHUNK = 2**20  # hashes read at a time
 
 
 @dataclass
-class Counts:
+class PairCounts:
     """Numbers of pairs in one set."""
 
     usable: int = 0
     empty: int = 0  # the source or the target is blank
     bad: int = 0  # unreadable; see `Findings.unreadable`
-
-
-@dataclass
-class Leak:
-    """How many pairs of a validation or test set are also in the training corpus."""
-
-    pairs: int = 0  # same source and target
-    sources: int = 0  # same source
-    normalized: int = 0  # same source, ignoring case, spaces and punctuation
 
 
 @dataclass
@@ -86,7 +70,7 @@ class Segmentation:
 class Findings:
     """The result of a check."""
 
-    sets: dict[str, Counts]  # by name: train, validation, and the test sets
+    sets: dict[str, PairCounts]  # by name: train, validation, and the test sets
     duplicates: int  # training pairs that repeat an earlier one
     duplicates_error: int  # the standard error of this number; 0 if it is exact
     leaks: dict[str, Leak]
@@ -110,33 +94,34 @@ class DataCheck:
 
     def __init__(self, data: DataConfig, digests: Digests | None = None, folder: Path | None = None):
         """Read the validation and test sets. Raises DataError if one is missing or its sides differ in
-        length; unreadable lines are counted. `digests` is as in `read_corpus`. A temporary file is written to
+        length; unreadable lines are counted. `digests` is as in `read_blocks`. A temporary file is written to
         `folder` if validation pairs are held out of training."""
-        self._directions = data.directions
-        self._holdout = isinstance(data.validation, Holdout)
+        self._data = data
+        self._holds_out = isinstance(data.validation, Holdout)
         validation = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
         taken = ("train", "validation")
         tests = {f"test.{name}" if name in taken else name: [corpus] for name, corpus in data.test.items()}
-        others = {**validation, **tests}
-        self._sets = {name: Counts() for name in ("train", "validation", *others)}
-        self._train = data.train
+        evaluation_sets = {**validation, **tests}
+        names = dict.fromkeys(("train", "validation", *evaluation_sets))
+        self._found = Findings(
+            sets={name: PairCounts() for name in names},
+            duplicates=0,
+            duplicates_error=0,
+            leaks={},
+            lengths=([0] * len(LENGTH_BINS), [0] * len(LENGTH_BINS)),
+            ratios=[0] * len(RATIO_BINS),
+            scripts=("", ""),
+            suspicious={kind: Suspicious() for kind in KINDS},
+            corpora=dict.fromkeys(data.names, 0),
+            unreadable={name: [] for name in names},
+        )
         # By training corpus, and at the end of other sets; also aligned pairs between them.
         self._shifts: list[list[Shift]] = [[] for _ in (*data.train, "others")]
         self._sides = [CorpusSides() for _ in data.train]
         self._quotes = defaultdict[str, Counter[str]](Counter)  # by TSV file that is read without `quotes`
-        self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
-        self._others = {
-            name: _hash_set(self._usable(corpora, name, digests)) for name, corpora in others.items()
-        }
-        self._corpora = dict.fromkeys(data.names, 0)
-        self._leaked = [set[int](), set[int](), set[int]()]
         self._duplicates = DuplicateCounter(DISTINCT)
-        # The hashes of the sources of all training pairs, to compare with pairs held out at the end.
-        self._source_hashes = TemporaryStream(folder) if self._holdout else None
-        self._lengths = [np.zeros(len(LENGTH_BINS), np.int64) for _ in Pair._fields]
-        self._ratios = np.zeros(len(RATIO_BINS), np.int64)
-        self._scripts = ("", "")
-        self._suspicious = {kind: Suspicious() for kind in KINDS}
+        sets = {name: self._usable(corpora, name, digests) for name, corpora in evaluation_sets.items()}
+        self._leaks = LeakFinder(sets, self._holds_out, folder)
 
     def block_check(self, first: Sequence[Block]) -> BlockCheck:
         """A check of blocks whose findings can be added. `first` are the usable pairs of the first
@@ -144,71 +129,56 @@ class DataCheck:
         these pairs, others those of their languages."""
         pairs = [pair for block in first for pair in zip(*block[:2], strict=True)][:SCRIPT_PAIRS]
         source, target = (main_script(pair[side] for pair in pairs) for side in (0, 1))
-        self._scripts = source, target
-        known = {each: (*map(scripts_of_language, each),) for each in self._directions}
-        known[self._directions[0]] = (source,) if source else (), (target,) if target else ()
-        scripts = [known[each] for each in self._directions]
-        columns = zip(*self._others.values(), strict=True)
-        hashes = [unique(np.concatenate(column)) for column in columns] or [np.empty(0, np.uint64)] * 3
-        return BlockCheck(scripts, PairHashes(*hashes), keep_source_hashes=self._holdout)
+        self._found.scripts = source, target
+        directions = self._data.directions
+        known = {each: (*map(scripts_of_language, each),) for each in directions}
+        known[directions[0]] = (source,) if source else (), (target,) if target else ()
+        scripts = [known[each] for each in directions]
+        return BlockCheck(scripts, self._leaks.evaluation_hashes(), keep_source_hashes=self._holds_out)
 
-    def add(self, found: BlockFindings, corpus: int) -> None:
+    def add(self, block: BlockFindings, corpus: int) -> None:
         """Add the findings about the next block, which is of the training corpus with this index. Raises
         StorageError."""
-        train = self._sets["train"]
-        train.usable += found.usable
-        self._corpora[[*self._corpora][corpus]] += found.usable
-        train.empty += found.empty
-        train.bad += found.bad
-        _add_first(self._unreadable["train"], found.unreadable)
-        self._add_signs(self._train[corpus], found.quotes)
-        self._add_shifts(corpus, found.shifts)
-        for part in found.parts:
-            self._sides[corpus].add(*part)
-        for counts, new in zip((*self._lengths, self._ratios), (*found.lengths, found.ratios), strict=True):
-            counts += new
-        for kind, (count, places) in found.suspicious.items():
-            suspicious = self._suspicious[kind]
-            suspicious.count += count
-            _add_first(suspicious.places, places)
-        self._duplicates.add(found.hashes.pairs)
-        for leaked, hashes in zip(self._leaked, found.overlap, strict=True):
-            leaked.update(hashes.tolist())
-        if self._source_hashes is not None:
-            columns = found.hashes.sources, found.hashes.normalized
-            self._source_hashes.write(np.stack(columns, axis=1).tobytes())
+        found, train = self._found, self._found.sets["train"]
+        train.usable += block.usable
+        found.corpora[[*found.corpora][corpus]] += block.usable
+        train.empty += block.empty
+        train.bad += block.bad
+        _add_first(found.unreadable["train"], block.unreadable)
+        self._add_signs(self._data.train[corpus], block.quotes)
+        self._add_shifts(corpus, block.shifts)
+        for excerpt in block.excerpts:
+            self._sides[corpus].add(*excerpt)
+        for sums, counts in zip((*found.lengths, found.ratios), (*block.lengths, block.ratios), strict=True):
+            sums[:] = [old + new for old, new in zip(sums, counts, strict=True)]
+        for kind, (count, places) in block.suspicious.items():
+            found.suspicious[kind].count += count
+            _add_first(found.suspicious[kind].places, places)
+        self._duplicates.add(block.hashes.pairs)
+        self._leaks.add(block.hashes, block.overlap)
 
     def findings(self, held_out: Sequence[Pair] = (), rejected: dict[str, int] | None = None) -> Findings:
-        """The findings about the pairs added so far. `held_out` are those that training will leave out, with
-        all other pairs of the same sources, and `rejected` the number of pairs that filters leave out by
-        reason; of these, only duplicates were added. Raises StorageError."""
-        leaks = {name: _count_leaked(columns, self._leaked) for name, columns in self._others.items()}
-        if self._holdout:
-            self._sets["validation"].usable = len(held_out)
-            leaks = {"validation": self._leak_of(held_out), **leaks}
-        duplicates, error = self._duplicates.duplicates()
-        rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
-        repeated = rejected.get("duplicates", 0)
-        self._sets["train"].usable -= repeated
-        duplicates = max(0, duplicates - repeated)
-        corpora = zip(self._corpora, self._sides, self._directions, strict=True)
+        """The findings about all pairs that were added; to be called once, at the end. `held_out` are those
+        that training will leave out, with all other pairs of the same sources, and `rejected` the number of
+        pairs that filters leave out by reason; of these, only duplicates were added. Raises StorageError."""
+        found = self._found
+        if self._holds_out:
+            found.sets["validation"].usable = len(held_out)
+        found.leaks = self._leaks.leaks(held_out)
+        found.rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
+        repeated = found.rejected.get("duplicates", 0)
+        found.sets["train"].usable -= repeated
+        duplicates, found.duplicates_error = self._duplicates.duplicates()
+        found.duplicates = max(0, duplicates - repeated)
+        corpora = zip(found.corpora, self._sides, self._data.directions, strict=True)
         languages = {name: sides.what_is_wrong(direction) for name, sides, direction in corpora}
-        return Findings(
-            sets=self._sets,
-            duplicates=duplicates,
-            duplicates_error=error,
-            leaks=leaks,
-            lengths=(self._lengths[0].tolist(), self._lengths[1].tolist()),
-            ratios=self._ratios.tolist(),
-            scripts=self._scripts,
-            suspicious=self._suspicious,
-            rejected=rejected,
-            corpora=self._corpora if len(self._corpora) > 1 and not repeated else {},
-            shifts=[shift for shift in chain.from_iterable(self._shifts) if shift.lines != 0],
-            languages={name: wrong for name, wrong in languages.items() if wrong},
-            quoted=[file for file, signs in self._quotes.items() if show_csv(signs)],
-            unreadable={name: places for name, places in self._unreadable.items() if places},
-        )
+        found.languages = {name: wrong for name, wrong in languages.items() if wrong}
+        if len(found.corpora) == 1 or repeated:
+            found.corpora = {}
+        found.shifts = [shift for shift in chain.from_iterable(self._shifts) if shift.lines != 0]
+        found.quoted = [file for file, signs in self._quotes.items() if show_csv(signs)]
+        found.unreadable = {name: places for name, places in found.unreadable.items() if places}
+        return found
 
     def _add_shifts(self, corpus: int, found: Iterable[Shift]) -> None:
         """Add consecutive pairs, of which the first may continue the last ones of the same file."""
@@ -226,29 +196,18 @@ class DataCheck:
 
     def _usable(self, corpora: Iterable[Corpus], name: str, digests: Digests | None) -> Iterator[Pair]:
         """The usable pairs of a validation or test set, which are counted."""
-        counts = self._sets[name]
+        counts = self._found.sets[name]
         for corpus in corpora:
             for raw in read_blocks(corpus, digests):
                 block = parse_block(raw, corpus)
-                usable = usable_pairs(block)
+                usable = block.usable()
                 counts.bad += len(block.errors)
-                _add_first(self._unreadable[name], first_errors(block))
+                _add_first(self._found.unreadable[name], first_errors(block))
                 self._add_shifts(-1, find_shifts(block))
                 self._add_signs(corpus, count_signs(usable.sources + usable.targets))
                 counts.usable += len(usable.sources)
                 counts.empty += len(block.sources) - len(usable.sources)
                 yield from map(Pair, usable.sources, usable.targets)
-
-    def _leak_of(self, held_out: Sequence[Pair]) -> Leak:
-        """The leak of held-out pairs into the pairs that remain for training, which have other sources."""
-        assert self._source_hashes is not None
-        columns, found = _hash_set(held_out), set[int]()
-        own = PairHashes(*map(unique, columns))
-        for chunk in self._source_hashes.chunks(16 * _CHUNK):
-            sources, normalized = np.frombuffer(chunk, np.uint64).reshape(-1, 2).T
-            leaked = contains(own.normalized, normalized) & ~contains(own.sources, sources)
-            found.update(normalized[leaked].tolist())
-        return _count_leaked(columns, [set(), set(), found])
 
 
 def _file_of(shift: Shift) -> str:
@@ -257,18 +216,6 @@ def _file_of(shift: Shift) -> str:
 
 def _add_first(places: list[str], new: Sequence[str]) -> None:
     places += new[: PLACES - len(places)]
-
-
-def _hash_set(pairs: Iterable[Pair]) -> PairHashes:
-    """The hashes of the pairs of a validation or test set."""
-    pairs = list(pairs)
-    return hash_all([pair.source for pair in pairs], [pair.target for pair in pairs])
-
-
-def _count_leaked(columns: PairHashes, found: Sequence[set[int]]) -> Leak:
-    """How many pairs of a set are among the hashes found in training."""
-    both = zip(columns, found, strict=True)
-    return Leak(*(sum(key in others for key in column.tolist()) for column, others in both))
 
 
 def count_tag_ids(data: DataConfig, tokenizer: Tokenizer) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data import Pair
-from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.parse import Block
 from mtrain.data.store.shards import hash_numbers
 from mtrain.storage.temporary import TemporaryStream
 
@@ -117,7 +117,7 @@ class TextSample:
         return map(Pair, self.side(0), self.side(1))
 
 
-class Candidate(NamedTuple):
+class HoldoutCandidate(NamedTuple):
     """A pair that may be held out."""
 
     digest: str  # of source, seed and, unless it is that of `data`, direction; in hexadecimal
@@ -129,17 +129,17 @@ class Candidate(NamedTuple):
 
 def draw_candidates(
     block: Block, corpus: int, key: str, count: int, max_digest: str = ANY_DIGEST
-) -> list[Candidate]:
+) -> list[HoldoutCandidate]:
     """At most `count` pairs of a block that may be held out: the smallest digests up to `max_digest`. The
     digest of a source depends on `key`, which contains the seed."""
     if not count:
         return []
     digests = [blake2b(f"{key} {source}".encode(), digest_size=16).digest() for source in block.sources]
-    found, largest = dict[bytes, Candidate](), bytes.fromhex(max_digest)
+    found, largest = dict[bytes, HoldoutCandidate](), bytes.fromhex(max_digest)
     for i in [i for i, digest in enumerate(digests) if digest <= largest]:
         source, target = block.sources[i], block.targets[i]
         if digests[i] not in found and source.strip() and target.strip():
-            found[digests[i]] = Candidate(digests[i].hex(), corpus, block.numbers[i], source, target)
+            found[digests[i]] = HoldoutCandidate(digests[i].hex(), corpus, block.numbers[i], source, target)
     return heapq.nsmallest(count, found.values()) if len(found) > count else list(found.values())
 
 
@@ -152,9 +152,9 @@ class HoldoutSampler:
 
     def __init__(self, count: int):
         self._count, self.max_digest = count, ANY_DIGEST  # pairs with a larger digest are not drawn
-        self._drawn: dict[str, Candidate] = {}  # by digest, the first pair of each source
+        self._drawn: dict[str, HoldoutCandidate] = {}  # by digest, the first pair of each source
 
-    def add(self, candidates: Iterable[Candidate]) -> None:
+    def add(self, candidates: Iterable[HoldoutCandidate]) -> None:
         """Consider the candidates of the next block."""
         for candidate in candidates:
             self._drawn.setdefault(candidate.digest, candidate)
@@ -169,5 +169,5 @@ class HoldoutSampler:
             drawn[each.corpus].append(Pair(each.source, each.target))
         return drawn
 
-    def _smallest(self) -> Sequence[Candidate]:
+    def _smallest(self) -> Sequence[HoldoutCandidate]:
         return heapq.nsmallest(self._count, self._drawn.values())

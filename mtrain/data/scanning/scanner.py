@@ -7,23 +7,23 @@ checks the pairs, draws the held-out pairs, and keeps a sample of the text for t
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 
 from mtrain.config.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
 from mtrain.config.filters import RULES
 from mtrain.data import COMPRESSION, Pair
-from mtrain.data.pairs.rejections import RejectionRecorder, Rejections
+from mtrain.data.pairs.filters import RejectionRecorder
+from mtrain.data.pairs.rejections import Rejections
 from mtrain.data.reading.blocks import BLOCK, RawBlock, read_blocks
-from mtrain.data.reading.corpus import Block, parse_block
-from mtrain.data.reading.corpus_files import existing_files
-from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.scanning.block_check import usable_pairs
-from mtrain.data.scanning.block_scan import BlockScanner, ScanTask, scan_all
+from mtrain.data.reading.digests import RawFiles
+from mtrain.data.reading.files import existing_files
+from mtrain.data.reading.parse import Block, parse_block
+from mtrain.data.scanning.block_scan import BlockScanner, ScanTask
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
 from mtrain.data.scanning.samples import HoldoutSampler, TextSample
-from mtrain.processes import count_cores
+from mtrain.processes import count_cores, map_tasks
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_CHARACTERS
 
@@ -68,8 +68,9 @@ class CorpusScanner:
         `data.bad_lines` is `skip`. Temporary files are written to `folder`. The result does not depend on
         the number of `workers`, the processes that scan the text; None is one for each core if the corpora
         are large. Without `for_tokenizer`, the sample of the text is only large enough for a check."""
-        self.files, self.data, self.seed = files, files.data, seed
-        self._folder, self.checks, self._strict = folder, check, strict
+        self.files, self.data = files, files.data
+        self.seed, self.checks = seed, check
+        self._folder, self._strict = folder, strict
         self._workers, self._for_tokenizer = workers, for_tokenizer
 
     @cached_property
@@ -82,16 +83,16 @@ class CorpusScanner:
         characters = SAMPLED_CHARACTERS if self._for_tokenizer else CHECKED_CHARACTERS
         text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
         check = DataCheck(data, self.files.digests, self._folder) if self.checks else None
-        recorder = RejectionRecorder(self._folder) if data.filters else None
+        recorder = RejectionRecorder(data, self._folder) if data.filters else None
         workers = self._workers or self._choose_workers()
         blocks = self._blocks(by_range=workers > 1)
         first, usable = self._read_first(blocks) if check else ([], [])
         block_check = check.block_check(usable) if check else None
-        scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
+        make_scanner = partial(BlockScanner, data, self.seed, self._strict, held_out, block_check)
         tasks = (ScanTask(i, raw, text.threshold, holdout.max_digest) for i, raw in chain(first, blocks))
         size, read = _size_of_text(data.train), 0
         with ProgressBar("data: read", "pairs") as progress:
-            for task, block in scan_all(scanner, tasks, workers):
+            for task, block in map_tasks(make_scanner(), make_scanner, tasks, workers):
                 read += task.raw.size
                 progress.add(block.pairs, share=read / size if size else None)
                 text.add(block.sample, task.corpus)
@@ -100,8 +101,7 @@ class CorpusScanner:
                     check.add(block.findings, task.corpus)
                 if recorder is not None and block.filtered is not None:
                     recorder.add(task.corpus, block.filtered)
-        unfiltered = [i for i, corpus in enumerate(data.train) if corpus.filters == "off"]
-        rejections = recorder.finish(len(data.train), unfiltered) if recorder else None
+        rejections = recorder.finish() if recorder else None
         drawn = holdout.pairs(len(data.train))
         findings = (
             check.findings([*chain.from_iterable(drawn)], rejections and rejections.counts())
@@ -126,7 +126,7 @@ class CorpusScanner:
             first.append((index, raw))
             corpus = self.data.train[index]
             if self.data.direction_of(corpus) == direction:
-                usable.append(usable_pairs(parse_block(raw, corpus)))
+                usable.append(parse_block(raw, corpus).usable())
             if sum(len(block.sources) for block in usable) >= SCRIPT_PAIRS:
                 break
         return first, usable
@@ -135,20 +135,14 @@ class CorpusScanner:
         files = chain.from_iterable(map(existing_files, self.data.train))
         return count_cores() if sum(file.stat().st_size for file in files) >= LARGE else 1
 
-    @property
-    def text(self) -> TextSample:
-        """The text to learn a tokenizer from. Raises the errors of `result`."""
-        assert self._for_tokenizer
-        return self.result.text
-
 
 def _size_of_text(corpora: Iterable[Corpus]) -> int:
     """The size of the text of some corpora in bytes; 0 if it is unknown, as that of compressed files."""
-    sizes = [0]
+    size = 0
     for corpus in corpora:
         files = existing_files(corpus)
         is_plain = isinstance(corpus, TextCorpus | TsvCorpus | JsonlCorpus) and files
         if not is_plain or any(file.suffix in COMPRESSION for file in files):
             return 0
-        sizes += (file.stat().st_size for file in files)
-    return sum(sizes)
+        size += sum(file.stat().st_size for file in files)
+    return size

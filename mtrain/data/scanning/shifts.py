@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.reading.corpus import Block
+from mtrain.data.reading.parse import Block
 
 _WINDOW = 250  # pairs, or fewer in a small corpus
 _FEWEST = 20  # pairs
@@ -27,7 +27,7 @@ _BITS = 8  # of the hashes of trigrams
 _UNRELATED = 3.0  # maximum agreement of all lengths of sides in different orders, in standard deviations
 _MANY = 400  # pairs that show that sides are unrelated
 _SPREAD = 0.15  # minimum standard deviation of their logarithmic lengths, which otherwise say nothing
-Values = npt.NDArray[np.float32]
+Matrix = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _shift_before(block: Block, end: int) -> int | None:
     return int(best) - size // 2
 
 
-def _changes(texts: Sequence[str]) -> Values:
+def _changes(texts: Sequence[str]) -> Matrix:
     """How the resemblance of texts i and i + d changes from i to i + 1, for each i and d: (n - 2, d)."""
     features = _features(texts)
     size = len(texts)
@@ -107,7 +107,7 @@ def _changes(texts: Sequence[str]) -> Values:
     return np.diff(by_distance, axis=0)
 
 
-def _features(texts: Sequence[str]) -> Values:
+def _features(texts: Sequence[str]) -> Matrix:
     """A unit vector for each text: its trigrams of bytes, by hash, where rare ones have more weight."""
     size = len(texts)
     encoded = [b"\0\0" + text[:_CHARACTERS].lower().encode("utf-8", "replace") for text in texts]
@@ -120,7 +120,7 @@ def _features(texts: Sequence[str]) -> Values:
     features[rows[is_own], columns[is_own]] = 1
     features *= np.sqrt(np.log(size / np.maximum(features.sum(axis=0), 1)))
     features -= features.mean(axis=0)
-    unit: Values = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-6)
+    unit: Matrix = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-6)
     return unit
 
 

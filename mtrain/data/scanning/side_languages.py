@@ -13,10 +13,10 @@ _TEXTS = 200  # of a side, of which the language is identified
 _CHARACTERS = 50  # minimum to determine the script
 _MANY_CHARACTERS = 500  # minimum to identify the language, or to compare texts
 _DIFFERENT = 0.03  # minimum difference of sides that are exchanged
-Values = npt.NDArray[np.float64]
+Profile = npt.NDArray[np.float64]
 
 
-class _Side:
+class _DetectedLanguage:
     """The language of some texts, by their script and, if it is installed, by py3langid."""
 
     def __init__(self, texts: Sequence[str]):
@@ -48,7 +48,7 @@ def find_wrong_languages(sources: Sequence[str], targets: Sequence[str], directi
     be wrong."""
     if is_same_language(*direction):
         return ""
-    sides = _Side(sources), _Side(targets)
+    sides = _DetectedLanguage(sources), _DetectedLanguage(targets)
     source, target = direction
     if sides[0].is_in(target, source) and sides[1].is_in(source, target):
         return f"the sources seem to be in {target} and the targets in {source}; exchange the two sides"
@@ -66,7 +66,7 @@ class CorpusSides:
 
     def __init__(self) -> None:
         self._texts: tuple[list[str], list[str]] = [], []
-        self._difference: Values | None = None  # between the sides at the beginning
+        self._difference: Profile | None = None  # between the sides at the beginning
         self._exchanged: tuple[str, str] | None = None  # the first and the last place
 
     def add(self, first: str, last: str, sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -91,9 +91,9 @@ class CorpusSides:
         return "; ".join(filter(None, wrong))
 
 
-def _profile(texts: Sequence[str]) -> Values:
+def _profile(texts: Sequence[str]) -> Profile:
     """The frequencies of pairs of bytes, by hash, as a unit vector of their square roots."""
     data = np.frombuffer("\n".join(texts).lower().encode("utf-8", "replace"), np.uint8).astype(np.int64)
     counts = np.bincount((data[:-1] * 31 + data[1:]) % 4096, minlength=4096)
-    profile: Values = np.sqrt(counts / counts.sum())
+    profile: Profile = np.sqrt(counts / counts.sum())
     return profile

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 Hashes = npt.NDArray[np.uint64]
-Codes = npt.NDArray[np.uint32]  # code points of characters
+CodePoints = npt.NDArray[np.uint32]  # code points of characters
 MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes that differ in few bits
 LETTERS = 0x40000  # code points, after which Unicode has no letters
 _SPACE = ord(" ")
@@ -44,7 +44,7 @@ def hash_normalized(texts: Sequence[str]) -> Hashes:
     return np.array(hashes, np.uint64)
 
 
-def _words_and_spaces(text: str) -> Codes:
+def _words_and_spaces(text: str) -> CodePoints:
     """The code points of a text without case, with spaces in place of what is not part of a word."""
     points = code_points(text)
     codes = _replacements().take(points, mode="clip")
@@ -55,13 +55,13 @@ def _words_and_spaces(text: str) -> Codes:
     return codes
 
 
-def code_points(text: str) -> Codes:
+def code_points(text: str) -> CodePoints:
     """The code points of a text."""
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 @cache
-def _replacements() -> Codes:
+def _replacements() -> CodePoints:
     """The code point that replaces each one: itself, without case, if that is NUL or part of a word (as the
     regular expression `\\w` defines it), otherwise a space. It is `_SEVERAL` if a character without case is
     several, such as "ss" for "ß". The last one stands for all others, which are no letters."""

@@ -17,17 +17,17 @@ _CATEGORIES = {  # of characters, by kind
     _DIGIT: r"\p{Nd}",
     _FORMAT: r"[\p{Cf}\p{Variation_Selector}]",  # without a glyph, such as the joiners of Persian and Sinhala
 }
-Counts = npt.NDArray[np.int64]
+PerText = npt.NDArray[np.int64]  # a number for each text
 
 
 class TextSizes(NamedTuple):
     """Sizes of some texts, none of which is blank."""
 
-    characters: Counts  # without the spaces around the text
-    visible: Counts  # characters that have a glyph
-    words: Counts  # separated by spaces
-    longest_word: Counts  # in characters
-    letters: Counts  # with combining marks, such as the vowel signs of Hindi
+    characters: PerText  # without the spaces around the text
+    visible: PerText  # characters that have a glyph
+    words: PerText  # separated by spaces
+    longest_word: PerText  # in characters
+    letters: PerText  # with combining marks, such as the vowel signs of Hindi
     has_digits: npt.NDArray[np.bool_]
 
 

@@ -9,6 +9,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.data.text.hashes import code_points
+
 _FIRST_WORD = re.compile("[A-Z]+")
 _GROUPS = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # Japanese mixes all three
 _UNKNOWN = 2  # not a weight of `ScriptFilter`
@@ -27,16 +29,18 @@ def _script_of(character: str) -> str:
 
 def script_of(text: str) -> str:
     """The script of most letters of a text; empty if it has no letters."""
-    letters = Counter(map(_script_of, text))
-    del letters[""]
-    return max(letters, key=letters.__getitem__, default="")
+    return _most_frequent(map(_script_of, text))
 
 
 def main_script(texts: Iterable[str]) -> str:
     """The script of most texts."""
-    scripts = Counter(map(script_of, texts))
-    del scripts[""]
-    return max(scripts, key=scripts.__getitem__, default="")
+    return _most_frequent(map(script_of, texts))
+
+
+def _most_frequent(scripts: Iterable[str]) -> str:
+    counts = Counter(scripts)
+    del counts[""]
+    return max(counts, key=counts.__getitem__, default="")
 
 
 class ScriptFilter:
@@ -59,7 +63,7 @@ class ScriptFilter:
         """The sum of the weights of each text."""
         if not texts:
             return np.empty(0, np.int32)
-        codes = np.frombuffer("\0".join([*texts, ""]).encode("utf-32-le"), np.uint32)
+        codes = code_points("\0".join([*texts, ""]))
         weights = self._weights[codes]
         if (unknown := weights == _UNKNOWN).any():
             for code in np.unique(codes[unknown]).tolist():

@@ -3,6 +3,7 @@ leave open."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -64,11 +65,12 @@ def is_incomplete(config: Config) -> bool:
 def complete_config(
     config: Config, tokenizer: Tokenizer, data: PreparedData, ranks: Ranks, earlier: Sequence[Choice] = ()
 ) -> Config:
-    """The config of a new run with a value for every key. Rank 0 of `ranks` calls this.
+    """The config of a run with a value for every key. Rank 0 of `ranks` calls this.
 
     Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
-
+    if not is_incomplete(config):
+        return config
     # To segment a window again would take long, and each timing would do it.
     corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Resegmenter))
 
@@ -109,11 +111,15 @@ def make_workload(
 
     def size() -> CorpusSize:
         shares = np.minimum(lengths.weights, 1)
-        pairs, tokens = shares.sum(), (lengths.target * shares).sum()
-        validation = lengths.validation_pairs * tokens / pairs
+        pairs = float(shares.sum())
+        tokens = float((lengths.target * shares).sum())
         planned = plan(max(config.training.batch_tokens, config.data.max_length)).tokens[1]
-        numbers = (*(number / lengths.share for number in (pairs, tokens, planned)), validation)
-        return CorpusSize(*(round(float(number)) for number in numbers))
+        return CorpusSize(
+            pairs=round(pairs / lengths.share),
+            tokens=round(tokens / lengths.share),
+            epoch_tokens=round(float(planned / lengths.share)),
+            validation_tokens=round(lengths.validation_pairs * tokens / pairs),
+        )
 
     def steps_per_epoch(batch_tokens: int) -> int:
         return lengths.steps_in_epoch(plan(batch_tokens))
@@ -162,10 +168,10 @@ def _is_given(config: Config, key: str) -> bool:
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe."""
     size, budget = work.size(), Budget.of(config)
-    timer = _Timer(config, budget, work)
+    timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
     preset, reason = _choose_preset(config, size, timer)
     sizes = _sizes(config, preset)
-    batch = timer.settle(sizes, size)
+    batch = timer.settle(sizes)
     limit = budget.limit(size, timer.speed)
     tokens = limit.tokens
     steps = max(1, round(tokens / size.epoch_tokens * work.steps_per_epoch(batch)))
@@ -197,53 +203,59 @@ def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[s
         heads = sizes["heads"] * (2 if config.model.positions == "rotary" else 1)  # each has an even width
         if sizes == _sizes(config, chosen) or sizes["d_model"] % heads:
             continue
-        if not timer.can_train(sizes, _sizes(config, chosen), size):
+        if not timer.can_train(sizes, _sizes(config, chosen)):
             return chosen, f"{reason}; the limit or the memory is too small for {name}"
         chosen = name
     return chosen, reason
 
 
+@dataclass
 class _Timer:
     """Measures the training speed of models of different sizes, once each, if the plan depends on it."""
 
-    def __init__(self, config: Config, budget: Budget, work: Workload):
-        self.config, self.budget, self._measure = config, budget, work.speed
-        self._speeds: dict[tuple[object, ...], float] = {}
-        self.speed = work.assumed_speed  # target tokens/s, of the last model
+    config: Config
+    budget: Budget
+    corpus: CorpusSize
+    measure: Callable[[Config], float]
+    speed: float  # target tokens/s, of the last model
+    _speeds: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def settle(self, sizes: Mapping[str, int], size: CorpusSize, rounds: int = 3) -> int:
+    def settle(self, sizes: Mapping[str, int], rounds: int = 3) -> int:
         """`training.batch_tokens` for a model. The batch depends on the speed, which depends on the batch, so
         both are adjusted in turn."""
-        batch = self.budget.batch(size, self.speed)
+        batch = self.budget.batch(self.corpus, self.speed)
         if self.budget.minutes is None and not self.budget.unlimited:
             return batch
         for _ in range(rounds):
             self.speed = self._time(sizes, batch)
-            if self.budget.batch(size, self.speed) == batch:
+            if self.budget.batch(self.corpus, self.speed) == batch:
                 break
-            batch = self.budget.batch(size, self.speed)
+            batch = self.budget.batch(self.corpus, self.speed)
         return batch
 
-    def can_train(self, sizes: Mapping[str, int], smaller: Mapping[str, int], size: CorpusSize) -> bool:
+    def can_train(self, sizes: Mapping[str, int], smaller: Mapping[str, int]) -> bool:
         """Whether the budget suffices for a model, given a `smaller` one for which it does. If the speed is
         measured, the model must also fit in memory."""
         if self.budget.minutes is None and not self.budget.unlimited:
-            return suffices(self.budget.tokens(size, self.speed), sizes)
+            return self._suffices(sizes)
         before = self.speed
         if self.budget.minutes is not None:
-            self.settle(smaller, size, rounds=1)
+            self.settle(smaller, rounds=1)
             before = self.speed
             self.speed = before * SPEED_MARGIN * parameters(smaller) / parameters(sizes)
         try:
-            if suffices(self.budget.tokens(size, self.speed), sizes):  # at the speed that its size suggests
-                self.settle(sizes, size, rounds=1)
-                if suffices(self.budget.tokens(size, self.speed), sizes):  # at the measured speed
+            if self._suffices(sizes):  # at the speed that its size suggests
+                self.settle(sizes, rounds=1)
+                if self._suffices(sizes):  # at the measured speed
                     return True
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         self.speed = before
         return False
+
+    def _suffices(self, sizes: Mapping[str, int]) -> bool:
+        return suffices(self.budget.tokens(self.corpus, self.speed), sizes)
 
     def _time(self, sizes: Mapping[str, int], batch: int) -> float:
         key = (*sizes.items(), batch)
@@ -253,7 +265,7 @@ class _Timer:
                 "model": self.config.model.model_copy(update=model),
                 "training": self.config.training.model_copy(update={"batch_tokens": batch}),
             }
-            self._speeds[key] = self._measure(self.config.model_copy(update=changed))
+            self._speeds[key] = self.measure(self.config.model_copy(update=changed))
         return self._speeds[key]
 
 

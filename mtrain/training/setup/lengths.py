@@ -15,7 +15,7 @@ from mtrain.data import Pair
 from mtrain.data.epochs.batching import BatchPlan, plan_batches
 from mtrain.data.epochs.loader import require_pairs
 from mtrain.data.prepare import PreparedData
-from mtrain.data.reading.corpus import good_pairs
+from mtrain.data.reading.parse import good_pairs
 from mtrain.data.scanning.check import count_tag_ids
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError

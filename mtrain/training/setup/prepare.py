@@ -12,11 +12,11 @@ from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import batch_order
-from mtrain.data.prepare import PreparedData, make_scanner, open_complete_data, prepare_data
+from mtrain.data.prepare import PreparedData, make_scanner, open_data, prepare_data
 from mtrain.data.preparing.folder_lock import locked_unless_complete
-from mtrain.data.preparing.inputs import check_corpora, has_same_text
+from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.preparing.report import log_warnings
-from mtrain.data.store.folder import find_data_folder
+from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory
 from mtrain.distributed.ranks import Json
 from mtrain.errors import StorageError, UsageError
@@ -29,9 +29,9 @@ from mtrain.training.setup.run_folder import locked_run_folder, open_run, record
 from mtrain.training.setup.tokenizer import (
     learns_tokenizer,
     prepare_tokenizer,
-    use_learned_vocab_size,
     vocab_size_choice,
     vocab_size_is_automatic,
+    with_learned_vocab_size,
 )
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,7 @@ def open_prepared_run(description: Json) -> PreparedRun:
     if not run_dir.is_dir():
         raise StorageError(f"{run_dir}: no such folder; all machines must use the same file system for it")
     tokenizer = Tokenizer(run_dir / "tokenizer")
-    folder = find_data_folder(config.data, run_dir)
-    data = open_complete_data(config.data, tokenizer, folder, config.seed, run_dir)
+    data = open_data(config.data, tokenizer, DataFolder.of_run(config.data, run_dir), config.seed)
     if description["checkpoint"] is None:
         return PreparedRun(config, tokenizer, data)
     path, values = description["checkpoint"]
@@ -74,20 +73,19 @@ def open_prepared_run(description: Json) -> PreparedRun:
     return PreparedRun(config, tokenizer, data, Checkpoint(Path(path), state))
 
 
-def prepare(config: Config, workers: int | None = None) -> Path:
-    """Create the run folder, its tokenizer and its encoded data, without training. Returns the data folder.
+def prepare_only(config: Config, workers: int | None = None) -> Path:
+    """Create the run folder, its tokenizer and its encoded data. Returns the path of the data folder.
 
     `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
     """
-    run_dir = Path(config.run_dir)
-    folder = find_data_folder(config.data, run_dir)
+    folder = DataFolder.of_run(config.data, Path(config.run_dir))
     check_corpora(config.data, folder)
     require_metrics(config)
     if not learns_tokenizer(config):  # which takes much memory that encoding does not need
         keep_freed_memory()  # reading and encoding take 5 % less time
-    with locked_run_folder(run_dir):
-        prepare_run(config, workers=workers)
-    return folder
+    with locked_run_folder(folder.run_dir):
+        write_config(prepare_run(config, folder, workers=workers).config)
+    return folder.path
 
 
 def require_metrics(config: Config) -> None:
@@ -101,57 +99,42 @@ def require_metrics(config: Config) -> None:
 
 def prepare_run(
     config: Config,
+    folder: DataFolder | None = None,
     resume: str = "auto",
     allow_data_change: bool = False,
     workers: int | None = None,
     speed: float | None = None,
 ) -> PreparedRun:
-    """Create or open the run folder, and prepare its tokenizer and data. The run folder is not locked.
+    """Resolve the config, create or open the run folder, learn or open the tokenizer, and encode or open the
+    data. The data `folder` is opened unless it is given. The run folder is not locked, and its config is
+    written only if the run is new.
 
-    For `speed` see `resolve_config`. The other arguments, and the errors, are those of `fit` and `prepare`.
+    For `speed` see `resolve_config`. The other arguments, and the errors, are those of `fit` and
+    `prepare_only`.
     """
-    run_dir = Path(config.run_dir)
-    folder = find_data_folder(config.data, run_dir)
-    with locked_unless_complete(folder, shared=config.data.folder is not None):
-        return _prepare_run(config, run_dir, folder, resume, allow_data_change, workers, speed)
-
-
-def _prepare_run(
-    config: Config,
-    run_dir: Path,
-    folder: Path,
-    resume: str,
-    allow_data_change: bool,
-    workers: int | None,
-    speed: float | None,
-) -> PreparedRun:
+    folder = folder or DataFolder.of_run(config.data, Path(config.run_dir))
     adapt_vocab_size = vocab_size_is_automatic(config)
-    inputs = config.data, folder, run_dir, config.seed
-    options = workers, learns_tokenizer(config)
-    scanner = make_scanner(*inputs, False, *options)
-    check = config.data.check and not has_same_text(config.data, folder, scanner.files)
-    if check:
-        scanner = make_scanner(*inputs, True, *options)
-    config, initial_model = resolve_config(config, scanner, speed=speed)
-    require_exports(config)
-    checkpoint = open_run(config, resume, allow_data_change)
-    tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
-    if adapt_vocab_size:
-        config = use_learned_vocab_size(config)
-    if workers:  # then each process is to use one core
-        tokenizer.set_threads(1)
-    if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
-        reason = f"its tokenizer differs from that of {config.training.init_from}"
-        raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
-    if checkpoint is None:
-        record_initial_model(run_dir, initial_model, config.training.init_from)
-    if check:
-        log_warnings(config.data, tokenizer, scanner)
-    expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-    given = config.data, tokenizer, folder, config.seed, expected, scanner
-    data = prepare_data(*given, workers=workers, run_dir=run_dir)
+    with locked_unless_complete(folder):
+        for_tokenizer = learns_tokenizer(config)
+        scanner = make_scanner(config.data, folder, config.seed, config.data.check, workers, for_tokenizer)
+        config, initial_model, saved = resolve_config(config, scanner, speed=speed)
+        require_exports(config)
+        checkpoint = open_run(config, saved, resume, allow_data_change)
+        tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
+        config = with_learned_vocab_size(config)
+        if workers:  # then each process is to use one core
+            tokenizer.set_threads(1)
+        if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
+            reason = f"its tokenizer differs from that of {config.training.init_from}"
+            cure = "replace it with `mtrain tokenize CONFIG --force`"
+            raise UsageError(f"{config.run_dir}: {reason}; {cure}")
+        if checkpoint is None:
+            record_initial_model(folder.run_dir, initial_model, config.training.init_from)
+        if scanner.checks:
+            log_warnings(config.data, tokenizer, scanner)
+        expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
+        data = prepare_data(config.data, tokenizer, folder, config.seed, expected, scanner, workers)
     if checkpoint:
-        write_config(config)  # only now: if the data is not usable, the run keeps its config
         _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
     choices = vocab_size_choice(config) if adapt_vocab_size else []
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)

@@ -10,7 +10,7 @@ import logging
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import Loaded, load_any_model, load_model, tokenizer_folder
@@ -28,7 +28,7 @@ from mtrain.config.recipe import (
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import shared_tokenizer
 from mtrain.device import resolve_device
@@ -42,14 +42,21 @@ _MAY_DIFFER = re.compile(r"model\.\w*dropout|decoding\.\w+")
 Values = dict[str, dict[str, Any]]  # by section and key
 
 
+class Resolved(NamedTuple):
+    """A resolved config, and what was read to resolve it."""
+
+    config: Config
+    initial_model: Loaded[AnyModel] | None = None  # that training starts from
+    saved: Config | None = None  # of the run that has checkpoints; keys of newer versions have defaults
+
+
 def resolve_config(
     config: Config,
     scanner: CorpusScanner | None = None,
     learn_again: bool = False,
     speed: float | None = None,
-) -> tuple[Config, Loaded[AnyModel] | None]:
-    """Set the keys that come from another model or from `preset: auto`. Also returns the model that training
-    starts from, if any.
+) -> Resolved:
+    """Set the keys that come from another model or from `preset: auto`.
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
     grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`. `speed` is the
@@ -61,13 +68,14 @@ def resolve_config(
     run_dir = Path(config.run_dir)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
         saved = validate(Config, read_yaml_file(file), str(file))
-        return _inherit(config, _settings_of_run(config, saved)), None  # `open_run` checks the other keys
+        config = _inherit(config, _settings_of_run(config, saved))  # `open_run` checks the other keys
+        return Resolved(config, saved=saved)
     init_from, path = config.training.init_from, config.tokenizer.path
     if init_from is None:
         if path is not None:
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return _choose_vocab_size(config, scanner, learn_again, speed), None
+        return Resolved(_choose_vocab_size(config, scanner, learn_again, speed))
     classifies = config.model.is_classifier
     # A pair classifier may start from the encoder of a translation model.
     initial_model = (load_any_model if classifies else load_model)(Path(init_from))
@@ -81,7 +89,8 @@ def resolve_config(
         key: settings["model"][key] for key in Architecture.model_fields if key not in others
     }
     inherited["tokenizer"]["path"] = init_from
-    return _inherit_checked(config, inherited, f"training.init_from: {init_from}"), initial_model
+    config = _inherit_checked(config, inherited, f"training.init_from: {init_from}")
+    return Resolved(config, initial_model)
 
 
 def _settings_of_run(config: Config, saved: Config) -> Values:
@@ -106,7 +115,8 @@ def _planned_steps(config: Config, saved: Config) -> int | None:
     """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since. Fewer
     minutes do not reduce the plan below the steps that they allow at the speed of the run so far: the time
     may not have limited it."""
-    steps, minutes, before = saved.training.max_steps, config.training.max_minutes, saved.training.max_minutes
+    steps = saved.training.max_steps
+    minutes, before = config.training.max_minutes, saved.training.max_minutes
     if config.training.max_epochs not in (None, saved.training.max_epochs):
         return None  # they limit the number of steps
     if steps is None or minutes is None or before is None:
@@ -125,6 +135,12 @@ def _steps_within(minutes: float, run_dir: Path) -> int:
         state = read_json(checkpoint_folders(run_dir)[-1] / "state.json")
         return int(minutes * 60 * state["step"] / state["seconds"])
     return 0
+
+
+def find_tokenizer(config: Config) -> Path | None:
+    """The tokenizer folder of the run or, if it has none, of `data.folder`; None if there is neither."""
+    own = Path(config.run_dir) / "tokenizer"
+    return own if (own / "config.yaml").exists() else shared_tokenizer(config.data)
 
 
 def tokenizer_settings(folder: Path) -> TokenizerConfig:
@@ -153,8 +169,7 @@ def _choose_vocab_size(
     """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
-    own, shared = Path(config.run_dir) / "tokenizer", shared_tokenizer(config.data)
-    folder = own if (own / "config.yaml").exists() else shared
+    folder = find_tokenizer(config)
     if folder and not learn_again:  # the corpus need not be read to count its pairs
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs

@@ -5,7 +5,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import RUN_HEADER, describe_ancestor, has_run_config
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
-from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.config.yaml_io import read_yaml_file, to_yaml, to_yaml_line
+from mtrain.config.yaml_io import to_yaml, to_yaml_line
 from mtrain.data.preparing.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.paths import path_of
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock
 from mtrain.storage.manifest import MANIFEST
@@ -45,13 +45,15 @@ _CONTENTS = [
 _LEFTOVERS = ["checkpoints/.index.json.*tmp", "data/.epoch-*", *(f".{name}.*tmp" for name in _CONTENTS)]
 
 
-def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Checkpoint | None:
+def open_run(
+    config: Config, saved: Config | None, resume: str, allow_data_change: bool = False
+) -> Checkpoint | None:
     """The checkpoint to resume from; None for a new run, whose `config.yaml` is written.
 
-    `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. With
-    `allow_data_change`, the corpora may have changed. Raises UsageError if there are checkpoints and `resume`
-    is `never`, or if a key has changed that must not change; ModelError if no checkpoint is valid;
-    StorageError if the folder cannot be written.
+    `saved` is the config that the run had last. `resume` is `auto` (the newest valid checkpoint), `never`, or
+    the path of a checkpoint. With `allow_data_change`, the corpora may have changed. Raises UsageError if
+    there are checkpoints and `resume` is `never`, or if a key has changed that must not change; ModelError if
+    no checkpoint is valid; StorageError if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -66,11 +68,10 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
         chosen = open_checkpoint(wanted[0])
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
-    if chosen is not None and (run_dir / "config.yaml").exists():
-        stages = len(chosen.state.stage_starts)
-        _check_changes(config, run_dir / "config.yaml", stages, allow_data_change)
     if chosen is None:
-        write_config(config)
+        write_config(config)  # now, because it marks the folder as a run folder
+    elif saved is not None:
+        _check_changes(config, saved, len(chosen.state.stage_starts), allow_data_change)
     return chosen
 
 
@@ -145,12 +146,16 @@ def _clean_up(run_dir: Path) -> None:
 
 
 def write_config(config: Config) -> None:
-    """Write the resolved config of a run to `RUN/config.yaml`. Raises StorageError.
+    """Write the resolved config of a run to `RUN/config.yaml`, unless it is there. Raises StorageError.
 
     Until the recipe is chosen, only the given keys are written, since defaults would count as given.
     """
-    text = to_yaml(config, exclude_unset=config.model.preset == "auto")
-    write_atomically(Path(config.run_dir) / "config.yaml", RUN_HEADER + text)
+    file = Path(config.run_dir) / "config.yaml"
+    text = RUN_HEADER + to_yaml(config, exclude_unset=config.model.preset == "auto")
+    with suppress(OSError):
+        if read_file(file) == text.encode():
+            return
+    write_atomically(file, text)
 
 
 def record_initial_model(run_dir: Path, initial_model: Loaded[AnyModel] | None, path: str | None) -> None:
@@ -174,10 +179,9 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
     raise ModelError(f"{checkpoints[0].parent}: no checkpoint is valid; start another run with --run-dir")
 
 
-def _check_changes(config: Config, file: Path, stages: int, allow_data_change: bool) -> None:
+def _check_changes(config: Config, previous: Config, stages: int, allow_data_change: bool) -> None:
     """Log the keys that have changed since the run began, when `stages` stages have begun. Raises UsageError
     if one of them must not. With `allow_data_change`, corpora may."""
-    previous = validate(Config, read_yaml_file(file), str(file))  # fills keys of newer versions with defaults
     _check_stages(previous.data, config.data, stages)
     for key, old, new in _changes(previous.model_dump(mode="json"), config.model_dump(mode="json")):
         if key.startswith("data.stages"):
@@ -239,8 +243,8 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any
         for key in sorted(old.keys() | new.keys()):
             yield from _changes(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
     elif _are_sections(old) and _are_sections(new) and len(old) == len(new):
-        for number, pair in enumerate(zip(old, new, strict=True), start=1):
-            yield from _changes(*pair, path if len(old) == 1 else f"{path}[{number}]")
+        for number, (before, now) in enumerate(zip(old, new, strict=True), start=1):
+            yield from _changes(before, now, path if len(old) == 1 else f"{path}[{number}]")
     elif old != new:
         yield path, old, new
 

@@ -77,8 +77,8 @@ def mean_speed(seconds: float, count: int, first: Timing, later: Timing) -> floa
 
 
 def _time_steps(learner: Learner, steps: Iterator[Step]) -> Timing:
-    tokens, count, began = 0, 0, time.perf_counter()
-    timing_began = began
+    tokens = count = 0
+    began = timing_began = time.perf_counter()
     compilations = _count_compilations(learner)
     for number, step in enumerate(steps, start=1):
         metrics = learner.step(step.batches, step.tokens, rate=1e-5)
@@ -86,7 +86,8 @@ def _time_steps(learner: Learner, steps: Iterator[Step]) -> Timing:
         compiled = compilations > before and time.perf_counter() - began < MAX_SECONDS_OF_COMPILATION
         if number <= UNTIMED_STEPS or compiled:
             metrics.values.tolist()  # waits for the device
-            tokens, count, timing_began = 0, 0, time.perf_counter()
+            tokens = count = 0
+            timing_began = time.perf_counter()
             continue
         tokens, count = tokens + step.tokens, count + 1
         if count >= TIMED_STEPS or time.perf_counter() - began >= MAX_SECONDS:

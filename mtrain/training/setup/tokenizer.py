@@ -13,11 +13,9 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner
 from mtrain.data.preparing.inputs import describe_data
-from mtrain.data.reading.raw_files import RawFiles
 from mtrain.data.rewriting.augment import Side, with_cases
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.folder import find_data_folder, shared_tokenizer
-from mtrain.data.store.summary import CURE
+from mtrain.data.store.folder import CURE, DataFolder, shared_tokenizer
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_text
@@ -25,7 +23,7 @@ from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import Sentences, train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import pattern_of
-from mtrain.training.setup.resolve import resolve_config, tokenizer_settings
+from mtrain.training.setup.resolve import find_tokenizer, resolve_config, tokenizer_settings
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 
 log = logging.getLogger(__name__)
@@ -36,15 +34,17 @@ _LEARNED_FROM = "learnt-from.json"
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
-    run_dir, adapt_vocab_size = Path(config.run_dir), vocab_size_is_automatic(config)
-    scanner = make_scanner(config.data, find_data_folder(config.data, run_dir), run_dir, config.seed)
+    run_dir = Path(config.run_dir)
+    adapt_vocab_size = vocab_size_is_automatic(config)
+    scanner = make_scanner(config.data, DataFolder.of_run(config.data, run_dir), config.seed)
     with locked_run_folder(run_dir):
-        config, _ = resolve_config(config, scanner, learn_again=force)
-        if not checkpoint_folders(run_dir):
+        config = resolve_config(config, scanner, learn_again=force).config
+        is_new = not checkpoint_folders(run_dir)
+        if is_new:
             write_config(config)
         tokenizer = prepare_tokenizer(config, scanner, force, adapt_vocab_size)
-        if adapt_vocab_size:
-            use_learned_vocab_size(config)
+        if is_new:
+            write_config(with_learned_vocab_size(config))
         return tokenizer
 
 
@@ -60,21 +60,15 @@ def vocab_size_choice(config: Config) -> list[Choice]:
     return [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the limit")]
 
 
-def use_learned_vocab_size(config: Config) -> Config:
-    """Set the vocabulary size to that of the learned tokenizer, in `RUN/config.yaml` too.
-
-    It differs from the automatic choice if that does not fit the text.
-    """
+def with_learned_vocab_size(config: Config) -> Config:
+    """The config with the vocabulary size of the learned tokenizer, which differs from the automatic choice
+    if that does not fit the text."""
     learned = tokenizer_settings(Path(config.run_dir) / "tokenizer")
-    if learned == config.tokenizer:
-        return config
-    config = config.model_copy(update={"tokenizer": learned})
-    write_config(config)
-    return config
+    return config if learned == config.tokenizer else config.model_copy(update={"tokenizer": learned})
 
 
 def prepare_tokenizer(
-    config: Config, scanner: CorpusScanner | None = None, force: bool = False, adapt_vocab_size: bool = False
+    config: Config, scanner: CorpusScanner, force: bool = False, adapt_vocab_size: bool = False
 ) -> Tokenizer:
     """The tokenizer of the run. If there is none, learn it from the training text or copy `tokenizer.path`.
 
@@ -83,7 +77,6 @@ def prepare_tokenizer(
     learned with other settings, or if checkpoints need the one that `force` would replace; ModelError if
     checkpoints need a tokenizer that is missing.
     """
-    scanner = scanner or CorpusScanner(RawFiles(config.data), config.seed, Path(config.run_dir))
     run_dir, shared = Path(config.run_dir), shared_tokenizer(config.data)
     folder, copies = run_dir / "tokenizer", run_dir / "model" / "tokenizer"
     trained = bool(checkpoint_folders(run_dir))
@@ -138,8 +131,8 @@ def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_
         _require_same_tokenizer(settings, shared)
         copy_files(shared, folder, {MANIFEST})
     elif settings.path is None:
-        sides = _sampled_text(config, scanner)
-        size = train_tokenizer(settings, *sides, folder, config.seed, adapt_vocab_size)
+        source, target = _sampled_text(config, scanner)
+        size = train_tokenizer(settings, source, target, folder, config.seed, adapt_vocab_size)
         settings = settings.model_copy(update={"vocab_size": size})
         write_text(folder / _LEARNED_FROM, _describe_text(config, scanner))
     else:
@@ -151,7 +144,8 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     """The sources and the targets that a tokenizer is learned from. They are weighted by `data.temperature`.
     With `data.augment`, some have the letter case that training will have: otherwise, upper-cased words would
     be segmented into single letters."""
-    text, data, seed, weights = scanner.text, config.data, config.seed, None
+    text, data = scanner.result.text, config.data
+    weights = None
     if data.temperature is not None:
         weights = weights_by_size(text.sizes(len(data.train)), data.temperature)
     if data.augment is None or not data.augment.cases:
@@ -159,8 +153,8 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     augment, symbols = data.augment, pattern_of(config.tokenizer.symbols)
     source, target = (Side(language, symbols) for language in data.common_direction(data.train))
     return (
-        lambda: with_cases(text.side(0, weights), source, augment, seed),
-        lambda: with_cases(text.side(1, weights), target, augment, seed),
+        lambda: with_cases(text.side(0, weights), source, augment, config.seed),
+        lambda: with_cases(text.side(1, weights), target, augment, config.seed),
     )
 
 
@@ -186,17 +180,13 @@ def _require_same_tokenizer(settings: TokenizerConfig, shared: Path) -> None:
 
 def learns_tokenizer(config: Config) -> bool:
     """Whether `prepare_tokenizer` will learn a tokenizer. `config` need not be resolved."""
-    if config.tokenizer.path is not None or config.training.init_from is not None:
-        return False
-    own = Path(config.run_dir) / "tokenizer" / _SETTINGS
-    return not own.exists() and shared_tokenizer(config.data) is None
+    reused = config.tokenizer.path or config.training.init_from
+    return reused is None and find_tokenizer(config) is None
 
 
 def existing_tokenizer(config: Config) -> Tokenizer | None:
     """The tokenizer of the run, of `data.folder` or of `tokenizer.path`, if it exists already."""
-    folder = Path(config.run_dir) / "tokenizer"
-    if (folder / _SETTINGS).exists():
-        return Tokenizer(folder)
-    if (shared := shared_tokenizer(config.data)) is not None:
-        return Tokenizer(shared)
-    return Tokenizer(tokenizer_folder(Path(config.tokenizer.path))) if config.tokenizer.path else None
+    folder = find_tokenizer(config)
+    if folder is None and config.tokenizer.path is not None:
+        folder = tokenizer_folder(Path(config.tokenizer.path))
+    return None if folder is None else Tokenizer(folder)

@@ -17,8 +17,8 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import read_info, write_info
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
-from mtrain.evaluation.test_scores import score_test_sets
 from mtrain.interop.marian import import_marian
+from mtrain.runs.results import score_test_sets
 from mtrain.storage.generated import is_unedited
 from tests.support.marian import make
 from tests.support.models import card_of

@@ -13,14 +13,13 @@ from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
 from mtrain.data.epochs.mixing import weights_by_size
-from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.report import check_data
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError
 from mtrain.training.setup.lengths import TrainingLengths
 from tests.support import tokenizers
-from tests.support.encoding import TOY, config, rows, text_of, write
+from tests.support.encoding import TOY, config, prepare_data, rows, text_of, write
 from tests.support.tokenizers import TYPES
 
 TAGS = ["<en>", "<2fr>", "<fr>", "<2en>"]
@@ -194,7 +193,7 @@ def test_training_and_the_vocabulary_use_the_weights(tmp_path, caplog):
     pairs = [write(tmp_path / "large.tsv", TOY[:256]), write(tmp_path / "small.tsv", TOY[256:272])]
     data = config(tmp_path, train=pairs, temperature=2)
     scanner = CorpusScanner(RawFiles(data), seed=1)
-    text = scanner.text
+    text = scanner.result.text
     assert text.sizes(2) == [256, 16]
     weights = weights_by_size([256, 16], 2)  # 4 : 1 instead of 16 : 1
     assert [round(size * weight, 1) for size, weight in zip((256, 16), weights, strict=True)] == [217.6, 54.4]

@@ -20,10 +20,8 @@ from hypothesis import strategies as st
 
 from mtrain import processes
 from mtrain.data import Pair
-from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing import writer as shard_writer
-from mtrain.data.reading.digests import read_digests, stamps_of, write_digests
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting import resegment, rewrite
 from mtrain.data.rewriting.throttle import CancelledError, Pace
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
@@ -32,7 +30,7 @@ from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.support.corpora import block_of
-from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, write
+from tests.support.encoding import TOY, config, dropped, prepare_data, rows, rows_of, text_of, write
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -228,14 +226,18 @@ def test_a_file_that_may_have_changed_since_the_start_is_not_recorded(tmp_path: 
     assert list(recorded) == [str(tmp_path / "validation.tsv")]
 
 
-def test_a_file_that_has_changed_since_its_stamp_was_taken_is_not_recorded(tmp_path: Path):
+def test_a_file_that_has_changed_since_its_stamp_was_taken_is_not_recorded(tmp_path: Path, monkeypatch):
     """Its times seem older than the start if the clock of a file server is slow."""
     files = [tmp_path / "old", tmp_path / "new", tmp_path / "unknown"]
     for file in files:
         file.write_text("old")
-    stamps, later = stamps_of(files[:2]), time.time_ns() + 10**12
+    later = time.time_ns() + 10**12
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    data = config(tmp_path, {"tsv": str(files[0])}, {"tsv": str(files[1])})
+    raw_files = RawFiles(data)
     files[1].write_text("newer")
-    write_digests(tmp_path, dict.fromkeys(files, b"hash of the old text"), stamps, later)
+    raw_files.digests = dict.fromkeys(files, b"hash of the old text")
+    raw_files.record_digests(tmp_path)
     assert list(read_digests(tmp_path)) == files[:1]
 
 
@@ -602,7 +604,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
     program = """if True:
         import json, os, sys
         from pathlib import Path
-        from mtrain.data.prepare import prepare_data
+        from tests.support.encoding import prepare_data
         from mtrain.config.data import DataConfig
         from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])

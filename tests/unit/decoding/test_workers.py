@@ -198,14 +198,14 @@ def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
 
 def test_no_thread_prepares_a_process_after_the_end(run_dir: Path, monkeypatch) -> None:
     """At the exit of Python, it could abort the process."""
-    real, started = workers.messages_of, threading.Event()
+    real, started = workers.make_decoder, threading.Event()
 
-    def slow_messages(*arguments):
+    def slow_decoder(*arguments):
         started.set()
         time.sleep(1)
-        yield from real(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(workers, "messages_of", slow_messages)
+    monkeypatch.setattr(workers, "make_decoder", slow_decoder)
     translator = Translator.load(run_dir, "cpu", ["decoding.batch_tokens=16"], workers=2)
     translator.workers.start_after = 0.0
     translator.translate(SOURCES * 2)

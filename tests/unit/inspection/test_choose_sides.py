@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from mtrain.data.text.identify_language import identify_language
 from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import FoundText, choose_sides, with_languages

@@ -21,7 +21,7 @@ from mtrain.config.model import Architecture
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop import export, verify

@@ -1,6 +1,5 @@
-"""The formulas of costs agree with real models: their parameters, and the operations that PyTorch counts."""
+"""The formulas of costs agree with the operations that PyTorch counts in real models."""
 
-import itertools
 import re
 
 import pytest
@@ -9,37 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtrain.config.model import ModelConfig
-from mtrain.config.presets import PRESETS
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
-from mtrain.planning.cost import Shape, count_operations, count_parameters, flops_of
+from mtrain.planning.cost import Shape, count_operations, flops_of
 from tests.support.transformer import ids
 
 WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 40}
 SMALL = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
-CHOICES = {
-    "tie_embeddings": ["none", "decoder"],
-    "positions": ["sinusoidal", "learned"],
-    "norm": ["pre", "post"],
-    "activation": ["relu", "swiglu"],
-    "output_bias": [False, True],
-}
-KINDS = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
-
-
-@pytest.mark.parametrize("sizes", [*PRESETS.values(), *({**SMALL, **kind} for kind in KINDS)])
-def test_parameters_are_those_of_the_model(sizes):
-    tied = {"tie_embeddings": "all"} | WORDS | {"target_vocab_size": 90}
-    config = ModelConfig(**(WORDS if "tie_embeddings" in sizes else tied) | sizes)
-    with torch.device("meta"):
-        model = Transformer(config)
-    counts = count_parameters(config)
-    assert counts.total == sum(parameter.numel() for parameter in model.parameters())
-    for part in ("encoder", "decoder"):
-        named = [
-            p.numel() for name, p in model.named_parameters() if name.startswith((part + ".", part + "_"))
-        ]
-        assert getattr(counts, part) == sum(named)
 
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])

@@ -1,16 +1,12 @@
 """Predicted memory and FLOPs agree with real steps; the other numbers follow from the plan of the batches."""
 
 import itertools
-import sys
 
-import measure_costs
 import numpy as np
 import pytest
-import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device, Shape, activation_bytes, count_operations, count_parameters
 from mtrain.planning.estimate import Estimator
@@ -18,6 +14,7 @@ from mtrain.planning.hardware import find_hardware
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import activation_bytes as measured_activation_bytes
 from mtrain.training.step.learner import Learner
+from tests.support import costs
 
 SIZES = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
 WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 80, "tie_embeddings": "decoder"}
@@ -53,7 +50,7 @@ def test_activations_take_as_much_memory_as_predicted(choice, precision, lengths
     """Of short sentences and of long ones, for which a CPU uses another kernel for attention."""
     config = ModelConfig(**SIZES | WORDS | choice)
     source, target = lengths
-    batch = random_batch(16, source, target)
+    batch = costs.random_batch(16, source, target, vocabulary=90)
     learner = Learner(Transformer(config).train(), TrainingConfig(max_steps=1, precision=precision))
     measured = measured_activation_bytes(learner, batch)
     device = Device(find_hardware("cpu"), precision)
@@ -61,34 +58,14 @@ def test_activations_take_as_much_memory_as_predicted(choice, precision, lengths
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
-def random_batch(pairs: int, source: int, target: int) -> Batch:
-    ids = [torch.randint(4, 90, (pairs, length)) for length in (source, target)]
-    return Batch(
-        ids[0], torch.ones_like(ids[0], dtype=torch.bool), ids[1], ids[1], ids[1].numel(), [0] * pairs
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("preset", measure_costs.PRESETS)
+@pytest.mark.parametrize("preset", costs.VOCABULARIES)
 def test_steps_of_the_presets_cost_what_is_predicted(preset, precision):
-    config, architecture = measure_costs.make_config(preset, training={"precision": precision})
-    predicted, measured = (
-        measure_costs.predict(config, architecture),
-        measure_costs.measure(config, architecture),
-    )
+    config, architecture = costs.make_config(preset, training={"precision": precision})
+    predicted, measured = (costs.predict(config, architecture), costs.measure(config, architecture))
     assert predicted.flops == pytest.approx(measured.flops, rel=0.001)
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and sets an option of glibc")
-@pytest.mark.parametrize("preset", measure_costs.PRESETS)
-def test_processes_take_as_much_memory_as_predicted(preset):
-    """If each large tensor has memory of its own; a heap has gaps."""
-    predicted = measure_costs.predict(*measure_costs.make_config(preset, training={"precision": "bf16"}))
-    measured = measure_costs.resident_in_new_process(preset, "bf16", "single blocks")
-    assert predicted.memory == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +78,11 @@ def test_processes_take_as_much_memory_as_predicted(preset):
     ],
 )
 def test_a_small_step_costs_what_is_predicted(training, model, monkeypatch):
-    monkeypatch.setattr(measure_costs, "PAIRS", 24)
-    monkeypatch.setitem(measure_costs.VOCABULARIES, "tiny", 500)
+    monkeypatch.setattr(costs, "PAIRS", 24)
+    monkeypatch.setitem(costs.VOCABULARIES, "tiny", 500)
     recipe = {"precision": "fp32", **training}
-    config, architecture = measure_costs.make_config("tiny", training=recipe, model=model)
-    predicted, measured = (
-        measure_costs.predict(config, architecture),
-        measure_costs.measure(config, architecture),
-    )
+    config, architecture = costs.make_config("tiny", training=recipe, model=model)
+    predicted, measured = (costs.predict(config, architecture), costs.measure(config, architecture))
     assert predicted.flops == measured.flops
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
 
@@ -116,7 +90,7 @@ def test_a_small_step_costs_what_is_predicted(training, model, monkeypatch):
 def estimator(training=None, memory=10**12, share=1.0, length=20, devices=1) -> Estimator:
     """Of a tiny model on a GPU with some memory, and 64 pairs of some length."""
     recipe = {"batch_tokens": 64 * 32, "micro_batch_tokens": 64 * 32, **(training or {})}
-    config, architecture = measure_costs.make_config("tiny", training=recipe)
+    config, architecture = costs.make_config("tiny", training=recipe)
     lengths = np.full(64, length)
     pairs = TrainingLengths(lengths, lengths, np.ones(64), share, share == 1, 0, 1, (0,), "test")
     device = Device(find_hardware("a100")._replace(memory=memory), "bf16")
@@ -127,7 +101,7 @@ def test_frozen_parts_have_no_gradients_and_no_moments():
     trained, frozen = estimator().memory(), estimator({"freeze": ["embeddings", "encoder"]}).memory()
     assert frozen.weights == trained.weights == trained.gradients
     parameters = count_parameters(estimator().architecture)
-    assert frozen.gradients == 4 * parameters.decoder and frozen.optimizer == 2 * frozen.gradients
+    assert frozen.gradients == 4 * parameters["decoder"] and frozen.optimizer == 2 * frozen.gradients
 
 
 def test_other_pairs_may_be_as_long_as_is_possible():

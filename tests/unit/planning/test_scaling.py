@@ -5,7 +5,7 @@ import pytest
 from mtrain.config.training import TrainingConfig
 from mtrain.planning.estimate import Epoch, StepCost, StepTime
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, Link
-from mtrain.planning.scaling import BUCKET, Run, all_reduce, planned_steps, predict_run
+from mtrain.planning.scaling import BUCKET, Run, Work, all_reduce, planned_steps, predict_run
 
 EPOCH = Epoch("text", pairs=30_000, source_tokens=0, target_tokens=0, padding=0.0, steps=100)
 STEP = StepCost(target_tokens=4000.0, flops=0.0, micro_batches=2.0, micro_batch_tokens=4096)
@@ -16,8 +16,8 @@ GB = 10**9
 
 def run(devices: int, size: int, last: int = 0, time: StepTime = TIME, link: Link | None = LINK) -> Run:
     alone = devices * time.forward_backward + time.update
-    costs = STEP, time, alone, EPOCH, (size, last)
-    return predict_run(TrainingConfig(max_steps=3600), *costs, devices, link, price=2)
+    work = Work(TrainingConfig(max_steps=3600), EPOCH, STEP, time, alone, size, last)
+    return predict_run(work, devices, link, price=2)
 
 
 def test_a_single_device_does_not_communicate():

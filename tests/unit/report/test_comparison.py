@@ -97,8 +97,3 @@ def test_the_largest_differences_of_a_large_test_set_are_shown(monkeypatch):
     assert (
         page.count("<article") == 2 and "Of the others, the 2 with the largest differences are shown." in page
     )
-
-
-@pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_both_color_schemes_are_supported(scheme):
-    assert scheme in page_of(["bleu"]).partition("color-scheme:")[2][:20]

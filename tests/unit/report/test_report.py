@@ -9,8 +9,8 @@ import pytest
 
 from mtrain.decoding.translate import Translator
 from mtrain.errors import UsageError
-from mtrain.evaluation.test_scores import score_test_sets
 from mtrain.report.report import report_page
+from mtrain.runs.results import score_test_sets
 from tests.support.html import Elements
 
 SECTIONS = [

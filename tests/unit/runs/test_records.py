@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mtrain.errors import ModelError, UsageError
-from mtrain.runs.records import POINTS, differing_settings, names_of, read_run
+from mtrain.runs.metrics import POINTS
+from mtrain.runs.records import differing_settings, names_of, read_run
 
 
 def write_run(folder: Path, lines: list[dict], **files: str) -> Path:
@@ -130,7 +131,7 @@ def test_sections_of_the_config_and_test_scores_may_be_damaged(tmp_path):
     (folder / "config.yaml").write_text("data: 3\ntokenizer: [1]\n")
     for text in ("[]", '{"key": "x", "sets": [{"name": "a"}]}', "{"):
         (folder / "test_scores.json").write_text(text)
-        assert read_run(folder, "run").test_scores == []
+        assert read_run(folder, "run").results == []
     (folder / "config.yaml").write_text("")
     with pytest.raises(ModelError, match=f"^{folder}/config.yaml: damaged: it has no keys; restore it$"):
         read_run(folder, "run")
@@ -143,7 +144,7 @@ def test_what_an_old_run_lacks_is_named(tmp_path):
         "samples.jsonl",
         "best_validation.json",
     ]
-    assert run.missing[3] == "the model" and run.best is None and not run.samples and not run.test_scores
+    assert run.missing[3] == "the model" and run.best is None and not run.samples and not run.results
 
 
 def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):

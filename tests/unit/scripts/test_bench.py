@@ -19,9 +19,9 @@ from benchmark.rounds import Contestant
 from mtrain.config.load import load_config
 from mtrain.config.model import ModelConfig
 from mtrain.data.epochs.batch import collate
-from mtrain.data.prepare import prepare_data
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.encoding import prepare_data
 from tests.support.paths import ROOT
 
 SMALL = ["tokenizer.vocab_size=450", "model.preset=tiny", "model.encoder_layers=1", "model.decoder_layers=1"]

@@ -17,7 +17,7 @@ from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import Position, Step
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles
 from mtrain.data.rewriting.resegment import Resegmenter
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks
@@ -38,7 +38,7 @@ from tests.support.training import read_metrics, with_bleu
 def test_the_vocabulary_size_follows_the_number_of_training_pairs(make_config, tmp_path, pairs, vocab_size):
     (tmp_path / "train.tsv").write_text("a\tb\n" * pairs)
     config = make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}})
-    chosen, _ = resolve_config(automatic(config))
+    chosen = resolve_config(automatic(config)).config
     assert chosen.tokenizer.vocab_size == vocab_size
     assert chosen.training == config.training
 
@@ -49,7 +49,7 @@ def test_the_vocabulary_size_follows_the_budget(make_config, tmp_path):
     budgets = ({"max_steps": 100}, 4_000), ({"max_minutes": 1.0}, 4_000), ({}, 8_000)
     for training, vocab_size in budgets:
         made = automatic(config, **(training or {"patience": 3}))
-        assert resolve_config(made)[0].tokenizer.vocab_size == vocab_size
+        assert resolve_config(made).config.tokenizer.vocab_size == vocab_size
 
 
 def automatic(config: Config, **training: Any) -> Config:
@@ -72,7 +72,7 @@ def test_given_keys_override_automatic_ones_and_the_resolved_ones_are_saved(make
 
 def test_a_config_with_sizes_is_not_changed_and_a_missing_corpus_is_named(make_config):
     config = make_config()
-    assert resolve_config(config) == (config, None)
+    assert resolve_config(config) == (config, None, None)
     missing = {"source": "nowhere.en", "target": "nowhere.de"}
     with pytest.raises(DataError, match=r"nowhere\.en"):
         resolve_config(automatic(make_config(data={"train": missing})))
@@ -262,9 +262,9 @@ def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(mak
     size = tokenize(config).source_vocab_size
     assert size > 1_000
     (tmp_path / "train.tsv").write_text("".join(lines[:1_500]))
-    assert resolve_config(config, learn_again=True)[0].tokenizer.vocab_size == 1_000
+    assert resolve_config(config, learn_again=True).config.tokenizer.vocab_size == 1_000
     scanner = CorpusScanner(RawFiles(config.data), config.seed)
-    assert resolve_config(config, scanner)[0].tokenizer.vocab_size == size
+    assert resolve_config(config, scanner).config.tokenizer.vocab_size == size
     assert not scanner.files.digests  # the corpus was not read
     assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") == size
     assert tokenize(config, force=True).source_vocab_size <= 1_000

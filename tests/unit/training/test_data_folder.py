@@ -18,9 +18,9 @@ import pytest
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.preparing.folder_lock import locked_data_folder
-from mtrain.data.store.summary import read_summary, write_summary
+from mtrain.data.store.folder import DataFolder, Summary, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
-from mtrain.training.setup.prepare import prepare
+from mtrain.training.setup.prepare import prepare_only
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, losses, same_weights
@@ -70,7 +70,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 def test_runs_share_a_copy_of_the_folder_without_the_raw_files(make, tmp_path, caplog):
     caplog.set_level(logging.INFO, "mtrain")
-    assert prepare(make("first")) == tmp_path / "shared"
+    assert prepare_only(make("first")) == tmp_path / "shared"
     assert not (tmp_path / "first/data").exists()
     own = fit_on_cpu(make("own", data={"folder": None}))
     shutil.move(tmp_path / "shared", tmp_path / "copy")
@@ -95,7 +95,7 @@ def test_runs_share_a_copy_of_the_folder_without_the_raw_files(make, tmp_path, c
 
 
 def test_a_finished_run_does_not_fail_because_a_test_set_is_missing(mtrain, make, tmp_path):
-    prepare(make("first"))
+    prepare_only(make("first"))
     config = make("own", data={"test": {"gone": {"tsv": "gone.tsv"}}})
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     shutil.rmtree(tmp_path / "raw")
@@ -123,10 +123,10 @@ def test_the_data_of_a_run_can_be_shared(make, tmp_path):
 
 def test_the_shared_tokenizer_may_be_learned_with_other_settings(make, tmp_path, caplog):
     """Nobody could learn it again, as the warning for a run of its own advises."""
-    prepare(make("first"))
+    prepare_only(make("first"))
     shared = {"augment": {"uppercase": 0.5}}
     for _ in range(2):
-        prepare(make("second", data=shared))
+        prepare_only(make("second", data=shared))
     assert "has changed since the tokenizer was learned" not in caplog.text
 
 
@@ -138,20 +138,20 @@ def test_a_run_may_move_to_a_data_folder(make, tmp_path):
 
 
 def test_the_paths_of_the_corpora_may_differ(make, tmp_path):
-    prepare(make("first"))
+    prepare_only(make("first"))
     before = contents_of(tmp_path / "shared")
     (tmp_path / "raw").rename(tmp_path / "moved")
     moved = {"tsv": str(tmp_path / "moved/train.tsv"), "weight": 2.0}
-    prepare(make("second", data={"train": moved}))
+    prepare_only(make("second", data={"train": moved}))
     assert contents_of(tmp_path / "shared") == before
     shutil.rmtree(tmp_path / "moved")
     message = "train.tsv: no such file; to use .*shared without the raw files, give the path that it was "
     with pytest.raises(DataError, match=rf"moved/{message}prepared from, .*raw/train\.tsv$"):
-        prepare(make("third", data={"train": moved}))
+        prepare_only(make("third", data={"train": moved}))
     with pytest.raises(DataError, match=r"moved/train\.tsv: no such file$"):  # it has another column as well
-        prepare(make("third", data={"train": {**moved, "source_column": 1, "target_column": 0}}))
+        prepare_only(make("third", data={"train": {**moved, "source_column": 1, "target_column": 0}}))
     with pytest.raises(DataError, match=r"typing_error\.tsv: no such file"):
-        prepare(make("third", data={"train": {"tsv": "typing_error.tsv"}}))
+        prepare_only(make("third", data={"train": {"tsv": "typing_error.tsv"}}))
 
 
 @pytest.mark.parametrize(
@@ -167,34 +167,36 @@ def test_the_paths_of_the_corpora_may_differ(make, tmp_path):
 )
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "begun"])
 def test_other_inputs_are_an_error_and_change_nothing(make, tmp_path, sections, error, message, complete):
-    prepare(make("first"))
+    prepare_only(make("first"))
     if not complete:
         write_unfinished(tmp_path / "shared")
     if not sections:
         (tmp_path / "raw/train.tsv").write_text(TSV.replace("cat", "cow"), encoding="utf-8")
     before = contents_of(tmp_path / "shared")
     with pytest.raises(error, match=f"{message}; restore it, or give another data.folder"):
-        prepare(make("second", **sections))
+        prepare_only(make("second", **sections))
     assert contents_of(tmp_path / "shared") == before
 
 
 def write_unfinished(folder: Path) -> None:
     """Replace the summary by that of an encoding that was begun."""
     ended = ("complete", "kept", "dropped", "shards")
-    write_summary(folder, {key: value for key, value in read_summary(folder).items() if key not in ended})
+    DataFolder(folder, folder).write_summary(
+        {key: value for key, value in read_summary(folder).items() if key not in ended}
+    )
 
 
 def test_an_encoding_begun_with_another_seed_is_completed_with_that_seed(make, tmp_path):
-    prepare(make("first", 1))
+    prepare_only(make("first", 1))
     expected = contents_of(tmp_path / "shared")
     write_unfinished(tmp_path / "shared")
     (tmp_path / "shared/shard-00000.safetensors").unlink()
-    prepare(make("second", 2))
+    prepare_only(make("second", 2))
     assert contents_of(tmp_path / "shared") == expected
 
 
 def test_a_damaged_shard_of_a_shared_folder_is_encoded_again(make, tmp_path, caplog):
-    prepare(make("first"))
+    prepare_only(make("first"))
     before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/shard-00000.safetensors"
     for content in (before[file.name][:-1], flipped(before[file.name], -1), None):
         file.unlink()
@@ -202,28 +204,28 @@ def test_a_damaged_shard_of_a_shared_folder_is_encoded_again(make, tmp_path, cap
             file.write_bytes(content)
         message = rf"cannot write: Read-only file system \({file}: {'damaged' if content else 'missing'}"
         with read_only(tmp_path / "shared"), pytest.raises(StorageError, match=message):
-            prepare(make("second", 2))
-    prepare(make("second", 2))
+            prepare_only(make("second", 2))
+    prepare_only(make("second", 2))
     assert contents_of(tmp_path / "shared") == before
     assert "encoding this shard again" in caplog.text
 
 
 @pytest.mark.parametrize("place", [0.01, 0.2, 0.5, 0.8, 0.97])
 def test_a_damaged_summary_of_a_shared_folder_is_an_error_and_changes_nothing(make, tmp_path, place):
-    prepare(make("first"))
+    prepare_only(make("first"))
     file = tmp_path / "shared/summary.json"
     file.write_bytes(flipped(file.read_bytes(), int(place * file.stat().st_size)))
     before = contents_of(tmp_path / "shared")
     for _ in ("with", "without the raw files"):
         message = rf"{file}: damaged \(.*\); restore it, or give another data\.folder"
         with pytest.raises(ModelError, match=message):
-            prepare(make("second", 2))
+            prepare_only(make("second", 2))
         shutil.rmtree(tmp_path / "raw", ignore_errors=True)
     assert contents_of(tmp_path / "shared") == before
 
 
 def test_a_summary_that_cannot_be_read_is_not_replaced(make, tmp_path, monkeypatch):
-    prepare(make("first"))
+    prepare_only(make("first"))
     before, really_open = contents_of(tmp_path / "shared"), Path.open
 
     def fail(file: Path, *arguments: Any, **options: Any) -> Any:
@@ -234,19 +236,19 @@ def test_a_summary_that_cannot_be_read_is_not_replaced(make, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", fail)
         with pytest.raises(StorageError, match=r"summary\.json: cannot read: Too many open files"):
-            prepare(make("second", 2))
+            prepare_only(make("second", 2))
     assert contents_of(tmp_path / "shared") == before
 
 
 def test_a_damaged_summary_is_named_if_the_raw_files_are_gone(make, tmp_path):
-    prepare(make(data={"folder": None}))
+    prepare_only(make(data={"folder": None}))
     file = tmp_path / "run/data/summary.json"
     file.write_bytes(file.read_bytes()[:-9])
     shutil.rmtree(tmp_path / "raw")
     before = contents_of(tmp_path / "run/data")
     message = rf"{file}: damaged .*; to encode the corpus, restore its files \(.*tsv: no such file\)"
     with pytest.raises(DataError, match=message):
-        prepare(make(data={"folder": None}))
+        prepare_only(make(data={"folder": None}))
     assert contents_of(tmp_path / "run/data") == before
 
 
@@ -256,7 +258,7 @@ def test_a_damaged_summary_is_named_if_the_raw_files_are_gone(make, tmp_path):
 def test_damaged_validation_pairs_are_drawn_again_with_the_seed_of_the_folder(
     make, tmp_path, caplog, damage, validation, complete
 ):
-    prepare(make("first", 1, data={"validation": validation}))
+    prepare_only(make("first", 1, data={"validation": validation}))
     before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/validation.jsonl"
     shard = tmp_path / "shared/shard-00000.safetensors"
     written = shard.stat().st_mtime_ns
@@ -265,7 +267,7 @@ def test_damaged_validation_pairs_are_drawn_again_with_the_seed_of_the_folder(
     file.unlink()
     if damage == "flipped":
         file.write_bytes(flipped(before[file.name], 9))
-    prepare(make("second", 2, data={"validation": validation}))
+    prepare_only(make("second", 2, data={"validation": validation}))
     assert contents_of(tmp_path / "shared") == before and shard.stat().st_mtime_ns == written
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     [warning] = [text for text in warnings if "validation.jsonl" in text]
@@ -274,24 +276,24 @@ def test_damaged_validation_pairs_are_drawn_again_with_the_seed_of_the_folder(
 
 def test_an_incomplete_folder_is_named_if_the_raw_files_are_gone(make, tmp_path):
     """For example, because it was copied before `mtrain prepare` had ended."""
-    prepare(make("first"))
+    prepare_only(make("first"))
     write_unfinished(tmp_path / "shared")
     shutil.rmtree(tmp_path / "raw")
     message = r"shared: is not complete; to encode the corpus, restore its files \(.*tsv: no such file\)"
-    for command in (prepare, fit_on_cpu):
+    for command in (prepare_only, fit_on_cpu):
         with pytest.raises(DataError, match=message):
             command(make("second"))
 
 
 def test_damaged_validation_pairs_are_named_if_the_raw_files_are_gone(make, tmp_path):
-    prepare(make("first"))
+    prepare_only(make("first"))
     file = tmp_path / "shared/validation.jsonl"
     file.write_bytes(b"")
     shutil.rmtree(tmp_path / "raw")
     before = contents_of(tmp_path / "shared")
     message = rf"{file}: damaged .*; to repair it, restore the corpus \(.*tsv: no such file\)"
     with pytest.raises(DataError, match=message):
-        prepare(make("second"))
+        prepare_only(make("second"))
     assert contents_of(tmp_path / "shared") == before
 
 
@@ -302,11 +304,11 @@ def start_while_locked(config: Config, folder: Path, caplog, change: Callable[[]
 
     def run() -> None:
         try:
-            prepare(config)
+            prepare_only(config)
         except Exception as error:
             errors.append(error)
 
-    with locked_data_folder(folder, shared=True):
+    with locked_data_folder(DataFolder(folder, folder, shared=True)):
         thread = threading.Thread(target=run)
         thread.start()
         end = time.monotonic() + 30
@@ -319,7 +321,7 @@ def start_while_locked(config: Config, folder: Path, caplog, change: Callable[[]
 
 def test_a_shard_that_another_process_has_repaired_is_not_encoded_again(make, tmp_path, caplog):
     caplog.set_level(logging.INFO, "mtrain")
-    prepare(make("first"))
+    prepare_only(make("first"))
     before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/shard-00000.safetensors"
     file.write_bytes(flipped(before[file.name], -1))
     caplog.clear()
@@ -333,7 +335,7 @@ def test_a_shard_that_another_process_has_repaired_is_not_encoded_again(make, tm
 
 def test_a_folder_that_another_process_prepares_from_other_inputs_is_not_repaired(make, tmp_path, caplog):
     caplog.set_level(logging.INFO, "mtrain")
-    prepare(make("first"))
+    prepare_only(make("first"))
     file = tmp_path / "shared/shard-00000.safetensors"
     file.write_bytes(flipped(file.read_bytes(), -1))
     before = file.read_bytes()
@@ -341,7 +343,7 @@ def test_a_folder_that_another_process_prepares_from_other_inputs_is_not_repaire
     def change() -> None:
         summary = read_summary(tmp_path / "shared")
         summary["inputs"]["contents"][0] = "other"
-        write_summary(tmp_path / "shared", summary)
+        DataFolder(tmp_path / "shared", tmp_path / "shared").write_summary(summary)
 
     [error] = start_while_locked(make("second"), tmp_path / "shared", caplog, change)
     assert "shared: has been prepared again from other inputs; run again" in str(error)
@@ -357,23 +359,23 @@ def test_a_dataset_of_the_hub_that_has_changed_does_not_repair_a_shard(make, tmp
 
     publish(PAIRS)
     train = {"train": {"hub": "some/dataset", "source_field": "en", "target_field": "de"}}
-    prepare(make("first", data=train))
+    prepare_only(make("first", data=train))
     before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/shard-00000.safetensors"
     file.write_bytes(flipped(before[file.name], -1))
     damaged = file.read_bytes()
     publish(PAIRS[::-1])
     message = rf"{file}: damaged .*\(some/dataset has other contents than were encoded\)"
     with pytest.raises(DataError, match=message):
-        prepare(make("second", data=train))
+        prepare_only(make("second", data=train))
     assert file.read_bytes() == damaged
     publish(PAIRS)
-    prepare(make("second", data=train))
+    prepare_only(make("second", data=train))
     assert contents_of(tmp_path / "shared") == before
 
 
 def test_what_a_folder_lacks_is_logged_before_its_lock_is_waited_for(make, tmp_path, caplog):
     caplog.set_level(logging.INFO, "mtrain")
-    prepare(make("first"))
+    prepare_only(make("first"))
     assert "is not prepared yet" not in caplog.text
     file = tmp_path / "shared/shard-00000.safetensors"
     file.unlink()
@@ -389,12 +391,12 @@ def test_what_a_folder_lacks_is_logged_before_its_lock_is_waited_for(make, tmp_p
 
 
 def test_the_folder_of_another_version_is_kept(make, tmp_path):
-    prepare(make("first"))
+    prepare_only(make("first"))
     summary = json.loads((tmp_path / "shared/summary.json").read_text())
-    write_summary(tmp_path / "shared", {**summary, "layout": 2})
+    DataFolder(tmp_path / "shared", tmp_path / "shared").write_summary({**summary, "layout": 2})
     before = contents_of(tmp_path / "shared")
     with pytest.raises(UsageError, match=r"another version of mtrain; give another data\.folder"):
-        prepare(make("second"))
+        prepare_only(make("second"))
     assert contents_of(tmp_path / "shared") == before
 
 
@@ -406,7 +408,7 @@ def test_a_folder_with_foreign_files_is_not_a_data_folder(make, tmp_path, name):
     file.parent.mkdir(parents=True)
     file.write_text("{}")
     with pytest.raises(UsageError, match="shared: is not a data folder, and would be overwritten"):
-        prepare(make())
+        prepare_only(make())
     assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == [file]
 
 
@@ -415,15 +417,15 @@ def test_other_files_in_a_data_folder_are_kept(make, tmp_path):
     (tmp_path / "shared").mkdir()
     for name in names:
         (tmp_path / "shared" / name).write_text("precious")
-    prepare(make("first"))
-    prepare(make("second"))
+    prepare_only(make("first"))
+    prepare_only(make("second"))
     assert {(tmp_path / "shared" / name).read_text() for name in names} == {"precious"}
 
 
 def test_a_second_process_waits_until_the_folder_is_complete(make, tmp_path, caplog):
     caplog.set_level(logging.INFO, "mtrain")
-    with locked_data_folder(tmp_path / "shared", shared=True):
-        runs = [threading.Thread(target=prepare, args=[make(name)]) for name in ("a", "b")]
+    with locked_data_folder(DataFolder(tmp_path / "shared", tmp_path, shared=True)):
+        runs = [threading.Thread(target=prepare_only, args=[make(name)]) for name in ("a", "b")]
         for run in runs:
             run.start()
         end = time.monotonic() + 30
@@ -437,15 +439,28 @@ def test_a_second_process_waits_until_the_folder_is_complete(make, tmp_path, cap
     assert (tmp_path / "a/tokenizer/joint.model").exists() and (tmp_path / "b/tokenizer/joint.model").exists()
 
 
+def test_a_process_reads_the_summary_of_a_complete_folder_once(make, tmp_path, monkeypatch):
+    prepare_only(make("first"))
+    found: list[Path] = []
+
+    def read(folder: Path) -> Summary:
+        found.append(folder)
+        return read_summary(folder)
+
+    monkeypatch.setattr("mtrain.data.store.folder.read_summary", read)
+    prepare_only(make("second"))
+    assert found == [tmp_path / "shared"]
+
+
 def test_the_tokenizer_of_a_shared_folder_is_not_replaced(make, tmp_path):
-    prepare(make("first"))
+    prepare_only(make("first"))
     before = contents_of(tmp_path / "shared")
     with pytest.raises(UsageError, match="shared/tokenizer: may be in use by other runs"):
         tokenize(make("second"), force=True)
     assert tokenize(make("second")).fingerprint() == tokenize(make("first")).fingerprint()
     own = tokenize(make("third", data={"folder": None}, tokenizer={"vocab_size": 331}))
     with pytest.raises(UsageError, match="was prepared with another tokenizer"):
-        prepare(make("third", tokenizer={"vocab_size": 331}))
+        prepare_only(make("third", tokenizer={"vocab_size": 331}))
     assert own.source_vocab_size == 331
     assert contents_of(tmp_path / "shared") == before
 
@@ -454,17 +469,17 @@ def test_a_reused_tokenizer_is_part_of_the_folder(make, tmp_path):
     own = {"folder": None}
     tokenize(make("model", data=own))
     reused = {"tokenizer": {"path": str(tmp_path / "model")}}
-    prepare(make("first", **reused))
-    prepare(make("second", **reused))
+    prepare_only(make("first", **reused))
+    prepare_only(make("second", **reused))
     shutil.copytree(tmp_path / "model", tmp_path / "other")
-    prepare(make("third", tokenizer={"path": str(tmp_path / "other")}))  # the same tokenizer
+    prepare_only(make("third", tokenizer={"path": str(tmp_path / "other")}))  # the same tokenizer
     shutil.rmtree(tmp_path / "model")
-    prepare(make("fourth", **reused))
+    prepare_only(make("fourth", **reused))
     tokenize(make("different", data=own, tokenizer={"vocab_size": 340}))
     with pytest.raises(UsageError, match=f"is not the tokenizer of {tmp_path / 'different'}; give another"):
-        prepare(make("fifth", tokenizer={"path": str(tmp_path / "different"), "vocab_size": 340}))
+        prepare_only(make("fifth", tokenizer={"path": str(tmp_path / "different"), "vocab_size": 340}))
     with pytest.raises(ModelError, match="no such model or run folder"):
-        prepare(make("sixth", tokenizer={"path": str(tmp_path / "nowhere")}, data=own))
+        prepare_only(make("sixth", tokenizer={"path": str(tmp_path / "nowhere")}, data=own))
 
 
 def test_an_automatic_vocabulary_size_is_that_of_the_folder(make, tmp_path, caplog):
@@ -472,10 +487,10 @@ def test_an_automatic_vocabulary_size_is_that_of_the_folder(make, tmp_path, capl
     automatic = {"tokenizer": {}, "model": {"preset": "auto"}, "training": {"max_steps": 4}}
     raw = [make(name).model_dump(mode="json") for name in ("first", "second")]
     configs = [Config.model_validate({**each, **automatic}) for each in raw]
-    prepare(configs[0])
+    prepare_only(configs[0])
     (tmp_path / "raw/train.tsv").unlink()
     caplog.clear()
-    prepare(configs[1])
+    prepare_only(configs[1])
     assert "learning" not in caplog.text
     sizes = [(tmp_path / name / "tokenizer/config.yaml").read_text() for name in ("first", "second")]
     assert sizes[0] == sizes[1]
@@ -483,27 +498,27 @@ def test_an_automatic_vocabulary_size_is_that_of_the_folder(make, tmp_path, capl
 
 @pytest.mark.parametrize("raw_files", [True, False])
 def test_a_run_folder_is_not_a_data_folder(make, tmp_path, raw_files):
-    prepare(make("base", data={"folder": None}))
+    prepare_only(make("base", data={"folder": None}))
     before = contents_of(tmp_path / "base")
     if not raw_files:
         shutil.rmtree(tmp_path / "raw")
     base = tmp_path / "base"
     message = f"{base}: is a run folder, not a data folder; its data folder is {base / 'data'}"
-    for command in (prepare, tokenize, fit_on_cpu):
+    for command in (prepare_only, tokenize, fit_on_cpu):
         with pytest.raises(UsageError, match=message):
             command(make("other", data={"folder": str(base)}))
     assert contents_of(tmp_path / "base") == before
     shutil.rmtree(base / "data")
     (base / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="is a run folder, not a data folder; give another"):
-        prepare(make("other", data={"folder": str(base)}))
+        prepare_only(make("other", data={"folder": str(base)}))
 
 
 def test_the_lock_of_another_program_does_not_make_a_data_folder(make, tmp_path):
     (tmp_path / "shared/tokenizer").mkdir(parents=True)
     (tmp_path / "shared/.lock").touch()
     with pytest.raises(UsageError, match="shared: is not a data folder, and would be overwritten"):
-        prepare(make())
+        prepare_only(make())
 
 
 def test_the_data_folder_is_not_the_run_folder(make, tmp_path):
@@ -514,14 +529,14 @@ def test_the_data_folder_is_not_the_run_folder(make, tmp_path):
 def test_a_later_start_writes_nothing_but_a_record_of_changed_times(make, tmp_path):
     os.utime(tmp_path / "raw/train.tsv", (2**33, 2**33))  # in the future: it may be written again
     for data in ({"folder": None}, {}):
-        folder = prepare(make("own" if data else "run", data=data))
+        folder = prepare_only(make("own" if data else "run", data=data))
         with read_only(folder):
-            prepare(make("own" if data else "run", data=data))
+            prepare_only(make("own" if data else "run", data=data))
     assert not (tmp_path / "run/data/sources.json").exists()
     os.utime(tmp_path / "raw/train.tsv", (1, 1))
     time.sleep(0.05)
     with read_only(tmp_path / "shared"):
-        prepare(make())
+        prepare_only(make())
     assert list(json.loads((tmp_path / "run/data/sources.json").read_text())) == [
         str(tmp_path / "raw/train.tsv")
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
-from mtrain.runs.progress import read_progress
+from mtrain.runs.summary import read_progress
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.model_selection import is_better
 from mtrain.training.step.learner import Learner

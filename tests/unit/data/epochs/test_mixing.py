@@ -6,10 +6,9 @@ from fractions import Fraction
 import pytest
 
 from mtrain.data.epochs.mixing import Mixer
-from mtrain.data.prepare import prepare_data
 from mtrain.data.store.shards import shard_file
 from mtrain.errors import DataError
-from tests.support.encoding import TOY, config, use_sizes, write
+from tests.support.encoding import TOY, config, prepare_data, use_sizes, write
 
 
 @pytest.fixture

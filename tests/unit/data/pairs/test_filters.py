@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from mtrain.config.data import DataConfig
-from mtrain.data.pairs.filters import REASONS, BlockFilter
+from mtrain.data.pairs.filters import BlockFilter
+from mtrain.data.pairs.rejections import REASONS
 from mtrain.errors import UsageError
 from tests.support.corpora import block_of
 

@@ -8,12 +8,11 @@ import pytest
 
 from mtrain import processes
 from mtrain.config.augment import Augment
-from mtrain.data.prepare import prepare_data
 from mtrain.data.rewriting import resegment
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
-from tests.support.encoding import TOY, config, rows, rows_of, write
+from tests.support.encoding import TOY, config, prepare_data, rows, rows_of, write
 
 ALL = {"uppercase": 0.2, "titlecase": 0.2, "drop_final_punctuation": 0.3, "typos": 0.3, "merge": 0.2}
 EOS = 3

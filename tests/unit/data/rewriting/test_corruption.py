@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from mtrain.config.corruptions import Corruptions
-from mtrain.data.prepare import prepare_data
 from mtrain.data.rewriting.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
 from mtrain.data.rewriting.corruption import Corrupter
 from mtrain.data.rewriting.throttle import CancelledError, Pace, never
 from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.encoding import prepare_data
 from tests.support.tokenizers import train
 from tests.support.training import PAIRS
 

@@ -15,14 +15,15 @@ from mtrain.config.corpora import Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.filters import Filters
 from mtrain.config.load import Config
 from mtrain.data.preparing.report import check_data, format_report, list_warnings
-from mtrain.data.reading.raw_files import RawFiles
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.digests import RawFiles
+from mtrain.data.reading.files import toy_pairs
 from mtrain.data.scanning import check
-from mtrain.data.scanning.check import Counts, Leak
+from mtrain.data.scanning.check import PairCounts
+from mtrain.data.scanning.leaks import Leak
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
-from mtrain.training.setup.tokenizer import prepare_tokenizer
+from mtrain.training.setup.tokenizer import tokenize
 
 GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
 
@@ -46,7 +47,7 @@ def corpora(make_config, tmp_path):
 
 def test_clean_data_has_no_warnings(corpora):
     found = check_data(corpora(GOOD).data)
-    assert found.sets == {"train": Counts(200), "validation": Counts(1), "news": Counts(1)}
+    assert found.sets == {"train": PairCounts(200), "validation": PairCounts(1), "news": PairCounts(1)}
     assert found.duplicates == 0 and found.leaks == {"validation": Leak(), "news": Leak()}
     assert found.scripts == ("LATIN", "LATIN") and list_warnings(found) == []
     assert found.lengths == ([0, 200, 0, 0, 0, 0, 0], [0, 200, 0, 0, 0, 0, 0])
@@ -57,7 +58,7 @@ def test_test_sets_may_have_the_names_of_other_sets(corpora):
     data = corpora([*GOOD, ("A", "B")]).data
     [test] = data.test.values()
     found = check_data(data.model_copy(update={"test": {"train": test, "validation": test}}))
-    assert found.sets["train"] == Counts(201) and found.sets["test.train"] == Counts(1)
+    assert found.sets["train"] == PairCounts(201) and found.sets["test.train"] == PairCounts(1)
     assert found.leaks["validation"] == Leak(1, 1, 1) and found.leaks["test.validation"] == Leak()
 
 
@@ -68,7 +69,7 @@ def test_texts_without_letters_have_no_expected_script(corpora):
 
 def test_unusable_pairs_are_counted(corpora):
     found = check_data(corpora([*GOOD, ("", "leer"), ("a", "  "), ("caf\udce9", "x")]).data)
-    assert found.sets["train"] == Counts(200, empty=2, bad=1)
+    assert found.sets["train"] == PairCounts(200, empty=2, bad=1)
     assert list_warnings(found) == [
         "1 training pair(s) cannot be read; set data.bad_lines: skip to drop them"
     ]
@@ -276,7 +277,7 @@ def test_pairs_like_held_out_ones_that_remain_in_training_are_a_leak(corpora):
     config = corpora(GOOD + GOOD)
     holdout = config.data.model_copy(update={"validation": Holdout(holdout=20)})
     found = check_data(holdout)
-    assert found.sets == {"train": Counts(400), "validation": Counts(20), "news": Counts(1)}
+    assert found.sets == {"train": PairCounts(400), "validation": PairCounts(20), "news": PairCounts(1)}
     assert found.leaks == {"validation": Leak(), "news": Leak()}
     copies = [(source.upper(), target) for source, target in GOOD]
     corpora([*copies, *GOOD])
@@ -343,7 +344,7 @@ def test_the_script_filter_finds_the_texts_with_another_script(texts: list[str],
 
 def test_a_sample_is_segmented_with_the_tokenizer(corpora):
     config = corpora(GOOD)
-    tokenizer = prepare_tokenizer(config)
+    tokenizer = tokenize(config)
     found = check_data(config.data, tokenizer).segmentation
     assert found is not None and found.pairs == 200 and found.too_long == 0
     assert found.unknown == [0, 0] and min(found.tokens_per_word) >= 1

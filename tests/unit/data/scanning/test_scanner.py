@@ -15,11 +15,11 @@ from mtrain import progress_bar
 from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair
 from mtrain.data.preparing.report import check_data
-from mtrain.data.reading.corpus import content_hash, read_corpus
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.blocks import read_blocks
+from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning import samples
 from mtrain.data.scanning import scanner as scan
-from mtrain.data.scanning.check import Counts
+from mtrain.data.scanning.check import PairCounts
 from mtrain.data.scanning.samples import TextSample, sample_block
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, StorageError
@@ -130,9 +130,9 @@ def test_hashes_computed_while_reading_equal_those_of_the_files(tmp_path: Path, 
 
 def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
     digests: dict[Path, bytes] = {}
-    items = read_corpus(corpus(**write(tmp_path / "t.tsv", TOY)), digests)
-    next(items)
-    items.close()
+    blocks = read_blocks(corpus(**write(tmp_path / "t.tsv", TOY)), digests, size=100)
+    next(blocks)
+    blocks.close()
     assert digests == {}
 
 
@@ -202,7 +202,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
         )
     assert results[0] == results[1]
     findings = results[0][2]
-    assert findings.sets["train"] == Counts(usable=664, empty=1, bad=24) and findings.duplicates > 300
+    assert findings.sets["train"] == PairCounts(usable=664, empty=1, bad=24) and findings.duplicates > 300
     assert findings.leaks["news"].sources == 300
     assert findings.suspicious["a copied source"].places[0] == f"{tmp_path / 'part-2.tsv'}:302"
     assert all(suspicious.count for suspicious in findings.suspicious.values())
@@ -289,4 +289,4 @@ def test_the_sample_is_small_unless_a_tokenizer_is_learned_from_it(tmp_path: Pat
     small = CorpusScanner(RawFiles(data), seed=1, for_tokenizer=False).result.text
     assert 20 < len(small) < 200
     assert sum(len(source + target) for source, target in small.pairs()) <= 5_000
-    assert list(CorpusScanner(RawFiles(data), seed=1).text.pairs()) == TOY
+    assert list(CorpusScanner(RawFiles(data), seed=1).result.text.pairs()) == TOY

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from mtrain.data.reading.corpus import Block
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
+from mtrain.data.reading.parse import Block
 from mtrain.data.scanning.shifts import find_shifts
 
 SOURCES, TARGETS = (list(side) for side in zip(*toy_pairs("train"), strict=True))

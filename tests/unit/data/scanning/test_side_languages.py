@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mtrain.config.languages import Direction
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.files import toy_pairs
 from mtrain.data.scanning.side_languages import find_wrong_languages
 
 ENGLISH, FRENCH = (list(side)[:200] for side in zip(*toy_pairs("train"), strict=True))

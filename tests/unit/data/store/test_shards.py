@@ -25,21 +25,30 @@ from mtrain import processes as processes_module
 from mtrain import progress_bar
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.prepare import PreparedData, prepare_data
+from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder as folder_encoder
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import content_hash
-from mtrain.data.reading.raw_files import RawFiles
+from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.folder import DataFolder, read_summary
 from mtrain.data.store.shards import Shard, buckets_of, shard_file
-from mtrain.data.store.summary import read_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.corpora import corpus
-from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, use_sizes, write
+from tests.support.encoding import (
+    TOY,
+    config,
+    dropped,
+    prepare_data,
+    rows,
+    rows_of,
+    text_of,
+    use_sizes,
+    write,
+)
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.processes import start, wait, wait_until
 from tests.support.faults.saves import Killed
@@ -142,7 +151,7 @@ def test_the_number_of_buckets_is_bounded(tmp_path: Path, tokenizer: Tokenizer, 
     assert rows(few) == rows(many)
     summary = read_summary(tmp_path / "many/data")
     del summary["complete"]
-    write_summary(tmp_path / "many/data", summary)
+    DataFolder(tmp_path / "many/data", tmp_path / "many/data").write_summary(summary)
     shard_file(tmp_path / "many/data", 3).unlink()
     assert rows(prepare(tmp_path / "many", tokenizer)) == rows(many)
     assert {name: content for name, content in contents(tmp_path / "many").items() if "shard" in name} == {

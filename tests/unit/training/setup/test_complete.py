@@ -122,7 +122,7 @@ def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resum
 
     (run / "checkpoints" / "step-00000001").mkdir(parents=True, exist_ok=True)
     write_config(planned)
-    assert resolve_config(given)[0] == planned
+    assert resolve_config(given).config == planned
 
 
 def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
@@ -244,7 +244,7 @@ def test_a_resumed_run_plans_more_steps_for_more_minutes(tmp_path, epochs):
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     write_config(planned)
     assert planned.training.max_steps is not None
-    assert resolve_config(given(15.0))[0].training.max_steps == 3 * planned.training.max_steps
+    assert resolve_config(given(15.0)).config.training.max_steps == 3 * planned.training.max_steps
 
 
 def test_fewer_minutes_do_not_shorten_a_run_that_its_epochs_limit(tmp_path):
@@ -254,7 +254,7 @@ def test_fewer_minutes_do_not_shorten_a_run_that_its_epochs_limit(tmp_path):
     planned, _ = choose_values(given(1e4), workload())
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     write_config(planned)
-    assert resolve_config(given(5e3))[0].training.max_steps == planned.training.max_steps
+    assert resolve_config(given(5e3)).config.training.max_steps == planned.training.max_steps
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ def test_fewer_minutes_shorten_a_run_only_if_they_do_not_suffice_for_it(tmp_path
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"step": 10, "seconds": 10 * 60 * needed / steps}))
     write_config(planned)
-    assert resolve_config(given(1e4))[0].training.max_steps == steps
-    assert resolve_config(given(minutes))[0].training.max_steps == pytest.approx(share * steps, abs=1)
+    assert resolve_config(given(1e4)).config.training.max_steps == steps
+    assert resolve_config(given(minutes)).config.training.max_steps == pytest.approx(share * steps, abs=1)
 
 
 def test_ranks_on_one_cpu_share_its_assumed_speed():

@@ -1,5 +1,6 @@
 """The size of micro-batches, chosen from the memory that they keep for the backward pass."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,15 +8,25 @@ import pyarrow as pa
 import pytest
 import torch
 
+from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.batching import plan_batches
 from mtrain.data.epochs.loader import Window
+from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.setup import micro_batch as memory
-from mtrain.training.setup.micro_batch import activation_bytes, available_memory, choose_micro_batch_tokens
+from mtrain.training.setup.micro_batch import (
+    LIMIT,
+    activation_bytes,
+    agree_on_micro_batches,
+    available_memory,
+    choose_micro_batch_tokens,
+    read_limit,
+    write_limit,
+)
 from mtrain.training.step.learner import Learner
 
 
@@ -188,3 +199,38 @@ def test_automatic_micro_batches_depend_on_memory_and_given_sizes_are_kept(make_
     assert auto.loader.micro_batch_tokens < 512
     keys = {"batch_tokens": 512, "micro_batch_tokens": 256}
     assert make_trainer(make_config("own", training=keys), device="cpu").loader.micro_batch_tokens == 256
+
+
+def test_a_limit_holds_for_the_same_micro_batches(tmp_path):
+    assert read_limit(tmp_path, 512) == math.inf
+    write_limit(tmp_path, 512, 260.0)
+    assert read_limit(tmp_path, 512) == 260.0 and read_limit(tmp_path, 1024) == math.inf
+    (tmp_path / LIMIT).write_text("[")
+    assert read_limit(tmp_path, 512) == math.inf
+
+
+def test_a_limit_that_cannot_be_written_is_logged(tmp_path, caplog):
+    write_limit(tmp_path / "missing", 512, 260.0)
+    assert "the next start does not know that memory ran out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("now", "setting", "fitting", "expected"),
+    [
+        ("cuda (NVIDIA H200)", "auto", 4096, 1024),
+        ("cuda (NVIDIA H200)", "auto", 512, 512),
+        ("cuda (NVIDIA H200)", 4096, 4096, 4096),
+        ("cuda (NVIDIA H200 NVL)", "auto", 4096, 4096),
+        ("cpu (AVX2, 2 threads)", "auto", 4096, 4096),
+    ],
+)
+def test_a_run_that_resumes_on_the_same_kind_of_gpu_keeps_its_micro_batches(
+    make_config, monkeypatch, now, setting, fitting, expected
+):
+    config = make_config(training={"batch_tokens": 4096, "micro_batch_tokens": setting})
+    monkeypatch.setattr(memory, "micro_batch_tokens", lambda *_: fitting)
+    monkeypatch.setattr(memory, "describe_device", lambda _: now)
+    state = TrainState(micro_batch_tokens=1024, arithmetic="cuda (NVIDIA H200), bf16, torch 2.13.0, 1 worker")
+    learner = SimpleNamespace(device=torch.device(now.partition(" ")[0]))
+    assert agree_on_micro_batches(config, None, learner, state, Ranks(torch.device("cpu"))) == expected
+    assert state.micro_batch_tokens == expected

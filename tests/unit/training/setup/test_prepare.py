@@ -9,7 +9,7 @@ import yaml
 
 from mtrain.data.scanning.scanner import LARGE
 from mtrain.data.store.shards import SHARD
-from mtrain.training.setup.prepare import prepare, prepare_run
+from mtrain.training.setup.prepare import prepare_only, prepare_run
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.encoding import TOY, write
 from tests.support.training import fit_on_cpu
@@ -73,7 +73,7 @@ def test_a_changed_corpus_is_checked_again(make_config, tmp_path, caplog):
     for pairs, checked in ((TOY, True), (TOY, False), (TOY[:-1], True), (TOY[:-1], False)):
         write(tmp_path / "train.tsv", pairs)
         caplog.clear()
-        prepare(config)
+        prepare_only(config)
         assert (f"checked {len(pairs)} pairs" in caplog.text) == checked
 
 

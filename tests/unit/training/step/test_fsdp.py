@@ -18,7 +18,7 @@ from mtrain.distributed import store
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
 from mtrain.training.fit import make_trainer
-from mtrain.training.setup.memory_limit import read_limit
+from mtrain.training.setup.micro_batch import read_limit
 from mtrain.training.step.average import WeightAverage
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import make_run_config, result_of

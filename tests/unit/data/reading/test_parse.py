@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from mtrain.config.corpora import TextTestSet
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.preparing.inputs import check_corpora
-from mtrain.data.reading import line_bounds
+from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.reading.blocks import read_blocks
-from mtrain.data.reading.corpus import content_hash, good_pairs, parse_block, read_corpus, read_pairs
-from mtrain.data.reading.corpus_files import files_of, further_references, place_of
-from mtrain.data.reading.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
-from mtrain.data.reading.toy import toy_pairs
+from mtrain.data.reading.digests import content_hash
+from mtrain.data.reading.files import files_of, further_references, place_of, toy_pairs
+from mtrain.data.reading.line_blocks import open_blocks
+from mtrain.data.reading.lines import count_valid_lines, decode_block, read_lines, read_text
+from mtrain.data.reading.parse import good_pairs, parse_block, read_pairs
 from mtrain.errors import DataError
 from tests.support.corpora import corpus, read, text_pair, write
 
@@ -333,7 +333,7 @@ def test_many_blank_lines_that_are_not_at_the_end_are_bad_pairs(tmp_path: Path):
 @pytest.mark.parametrize("end", PACKERS)
 @pytest.mark.parametrize("by_range", [False, True])
 def test_lines_that_are_too_long_are_bad_lines(tmp_path: Path, monkeypatch, end: str, by_range: bool):
-    monkeypatch.setattr(line_bounds, "MAX_LINE", 400_000)
+    monkeypatch.setattr("mtrain.data.reading.lines.MAX_LINE", 400_000)
     longest, longer = "x" * 399_998 + "\ty", "x" * 399_999 + "\ty"
     texts = ["a\tb", longest, longer, "é" * 700_000 + "\t", longest + "\r", "c\td", longer * 4]
     file = tmp_path / f"a.tsv{end}"
@@ -377,11 +377,12 @@ def test_parquet_files_are_hashed_while_they_are_read(tmp_path: Path):
         table = pa.table({"en": [p.source for p in pairs], "fr": [p.target for p in pairs]})
         pq.write_table(table.append_column("further", table["en"]), file, row_group_size=2)
     spec, digests = corpus(parquet=tmp_path / "*.parquet", **FIELDS), {}
-    assert len(list(read_corpus(spec, digests))) == 8
+    assert sum(len(block.records) for block in read_blocks(spec, digests)) == 8
     assert digests == {file: hashlib.sha256(file.read_bytes()).digest() for file in files}
-    digests, parts = {}, read_corpus(spec, digests)
-    next(parts)
-    parts.close()
+    digests = {}
+    blocks = read_blocks(spec, digests, size=1)
+    next(blocks)
+    blocks.close()
     assert not digests
 
 

@@ -22,14 +22,11 @@ from mtrain.checkpoint.model_info import (
     new_info,
 )
 from mtrain.config.schema import Config
-from mtrain.data.store.folder import VALIDATION
-from mtrain.data.store.summary import Summary, inputs_of, read_summary
+from mtrain.data.store.folder import VALIDATION, Summary, inputs_of, read_summary
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_lines
-from mtrain.storage.json_records import read_record, read_steps
-
-# Of the metrics of a validation.
-_TITLES = {"nll": "nll (nats/token)", "bleu": "BLEU", "chrf": "chrF2", "auc": "AUC"}
+from mtrain.runs.json_records import read_record
+from mtrain.runs.metrics import read_metrics, validation_scores
 
 
 def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
@@ -38,7 +35,7 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
     data, sentences = Path(config.data.folder or run_dir / "data"), None
     scores: list[Score] = []
     with suppress(OSError):
-        scores = read_validations(run_dir).get(step, [])
+        scores = validation_scores(read_metrics(run_dir)).get(step, [])
         sentences = _count_lines(data / VALIDATION)
     return new_info(
         name_of(run_dir),
@@ -71,27 +68,6 @@ def _training(run_dir: Path, step: int) -> TrainingInfo | None:
     with suppress(ValidationError):
         return TrainingInfo(steps=step, seconds=state.get("seconds"), **values)
     return TrainingInfo(steps=step)
-
-
-def read_validations(run_dir: Path) -> dict[int, list[Score]]:
-    """The scores of a run on its validation set by step, in the order of training."""
-    validations: dict[int, list[Score]] = {}
-    for record in read_steps(run_dir / "metrics.jsonl"):
-        step, found = record["step"], record.get("validation")
-        if isinstance(step, int) and 0 <= step < 2**63 and isinstance(found, dict):
-            titles = {**_TITLES, "nll": "nll (nats/pair)"} if "auc" in found else _TITLES
-            scores = (_validation_score(metric, title, found.get(metric)) for metric, title in titles.items())
-            validations[step] = [score for score in scores if score is not None]
-    return validations
-
-
-def _validation_score(metric: str, title: str, value: object) -> Score | None:
-    """A score of a validation; None if it is missing or not finite."""
-    values = {"set": "validation set", "split": "validation", "metric": metric, "title": title}
-    try:
-        return Score.model_validate({**values, "value": value})
-    except ValidationError:
-        return None
 
 
 def describe_data(folder: Path) -> DataInfo | None:

@@ -1,6 +1,7 @@
-"""Test sets by name, read from a folder with the layout of sacreBLEU's cache, without a network.
+"""The bundled toy corpus, and test sets by name, which are read without a network from a folder with the
+layout of sacreBLEU's cache.
 
-sacreBLEU reads the name of its folder when it is imported, so the tests use other processes.
+sacreBLEU reads the name of its folder when it is imported, so the tests of test sets use other processes.
 """
 
 import json
@@ -11,6 +12,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from sacrebleu.dataset import DATASETS
+
+from mtrain.config.corpora import ToyCorpus
+from mtrain.data.reading.digests import content_hash
+from mtrain.data.reading.files import ToySplit, toy_pairs
 
 # sacreBLEU opens this file, which it would have downloaded, for WMT22.
 XML = """<?xml version="1.0"?>
@@ -23,8 +28,8 @@ XML = """<?xml version="1.0"?>
 READ = """
 import json, sys
 from mtrain.config.corpora import SacrebleuCorpus
-from mtrain.data.reading.corpus import read_corpus
-from mtrain.data.reading.corpus_files import files_of, further_references
+from mtrain.data.reading.parse import read_corpus
+from mtrain.data.reading.files import files_of, further_references
 from mtrain.errors import DataError
 corpus = SacrebleuCorpus(sacrebleu=sys.argv[1], langs=sys.argv[2])
 try:
@@ -82,3 +87,25 @@ def test_a_damaged_download_is_an_error_of_one_line(cache):
     message = read(cache, "wmt22", "en-de")
     assert message.startswith("wmt22: cannot download the test set: ") and "\n" not in message
     assert "cannot download the test set: 1;" not in message
+
+
+def test_the_toy_corpus_has_three_splits() -> None:
+    assert {split: len(toy_pairs(split)) for split in ("train", "validation", "test")} == {
+        "train": 5000,
+        "validation": 300,
+        "test": 300,
+    }
+    assert toy_pairs("test")[0] == ("I like oranges.", "J'aime les oranges.")
+
+
+@pytest.mark.parametrize(
+    ("split", "digest"),
+    [
+        ("train", "2590ddb720b74a464d82c8d67762cd39a117b46a712d6756a478c841ad660421"),
+        ("validation", "371072ac61fba81de73f4c7fef563b1012e54c0ba69fe3706bdb8737f882f118"),
+        ("test", "9d396d9e6797a29cf6fc48a5b49be8588eb9e4b0dd430f24595e55e40306958e"),
+    ],
+)
+def test_the_toy_corpus_never_changes(split: ToySplit, digest: str) -> None:
+    """Run folders record this hash, and a run refuses to resume on other data."""
+    assert content_hash(ToyCorpus(toy=split)) == digest

@@ -1,5 +1,7 @@
-"""The scores of a run's best model on its test sets, recorded in `RUN/test_scores.json`, and in info.json and
-the card of the model."""
+"""The scores of a run's best model on its test sets.
+
+They are computed once, and recorded in `RUN/test_scores.json`, and in info.json and the card of the model.
+"""
 
 import json
 import logging
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 FILE = "test_scores.json"
 
 
-class TestScores(NamedTuple):
+class Result(NamedTuple):
     """The scores of a model on a test set."""
 
     name: str
@@ -37,10 +39,10 @@ class TestScores(NamedTuple):
 
 class _Record(BaseModel):
     key: str  # depends on the model, the decoding settings and the test sets
-    sets: list[TestScores]
+    sets: list[Result]
 
 
-def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestScores]:
+def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[Result]:
     """Score the model on each configured test set. Recorded scores of the same model, settings and sets are
     used again. Raises DataError if a test set cannot be read, StorageError if the record cannot be written.
     """
@@ -55,21 +57,18 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestSco
     key = sha256_of_json(determined_by)
     record = _read(run_dir)
     if record is not None and record.key == key:
-        yield from record.sets
-        _describe_model(run_dir / "model", translator.fingerprint, record.sets)
-        return
-    sets = []
-    for test in tests:
-        metrics = make_metrics(("bleu", "chrf"), test.target_lang(translator.target_lang))
-        scores = evaluate_set(test, translator, metrics)
-        sets.append(TestScores(test.name, len(test.sources), scores))
-        yield sets[-1]
-    named = [
-        {"name": each.name, "sentences": each.sentences, "scores": [score._asdict() for score in each.scores]}
-        for each in sets
-    ]
-    write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
-    _describe_model(run_dir / "model", translator.fingerprint, sets)
+        results = record.sets
+        yield from results
+    else:
+        results = []
+        for test in tests:
+            metrics = make_metrics(("bleu", "chrf"), test.target_lang(translator.target_lang))
+            scores = evaluate_set(test, translator, metrics)
+            results.append(Result(test.name, len(test.sources), scores))
+            yield results[-1]
+        named = [{**each._asdict(), "scores": [s._asdict() for s in each.scores]} for each in results]
+        write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
+    _describe_model(run_dir / "model", translator.fingerprint, results)
 
 
 def _described(test: TestSet) -> Sequence[object]:
@@ -77,7 +76,7 @@ def _described(test: TestSet) -> Sequence[object]:
     return test if test.direction else test[:-1]
 
 
-def _describe_model(folder: Path, fingerprint: str, sets: Sequence[TestScores]) -> None:
+def _describe_model(folder: Path, fingerprint: str, sets: Sequence[Result]) -> None:
     """Add the scores to info.json and the card of the model, unless it is another one by now. A failure is
     logged."""
     try:
@@ -87,7 +86,7 @@ def _describe_model(folder: Path, fingerprint: str, sets: Sequence[TestScores]) 
         log.warning("%s: its card lacks the test scores: %s", folder, error)
 
 
-def described_scores(sets: Iterable[TestScores]) -> Iterator[model_info.Score]:
+def described_scores(sets: Iterable[Result]) -> Iterator[model_info.Score]:
     """Scores on test sets as info.json has them. Raises ValueError if one of them does not fit in there."""
     for test in sets:
         for score in test.scores:
@@ -102,7 +101,7 @@ def described_scores(sets: Iterable[TestScores]) -> Iterator[model_info.Score]:
             )
 
 
-def read_test_scores(run_dir: Path) -> list[TestScores]:
+def read_results(run_dir: Path) -> list[Result]:
     """The recorded scores of a run; none if there is no record, or if it is damaged."""
     record = _read(run_dir)
     return [] if record is None else record.sets

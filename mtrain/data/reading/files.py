@@ -1,11 +1,13 @@
-"""The local files of a corpus. The name of a file of the config may be a pattern that matches several."""
+"""Finds the files of a corpus: by the patterns of the config, in the cache of sacreBLEU, or bundled."""
 
 import glob
+import logging
 import re
-from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any, Literal
 
 from mtrain.config.corpora import (
     Corpus,
@@ -20,9 +22,13 @@ from mtrain.config.corpora import (
     name_of,
 )
 from mtrain.config.data import DataConfig
-from mtrain.data.reading.sacrebleu_sets import sacrebleu_files
+from mtrain.data import Pair
 from mtrain.errors import DataError
 
+log = logging.getLogger(__name__)
+
+TOY_FOLDER = Path(__file__).parents[1] / "toy"
+ToySplit = Literal["train", "validation", "test"]
 _WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")
 
 
@@ -65,8 +71,7 @@ def further_references(corpus: Corpus) -> list[list[Path]]:
         return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
     if not isinstance(corpus, TextTestSet):
         return []
-    sources, references = expand(corpus.source), [(name, expand(name)) for name in corpus.references]
-    return [_partners((corpus.source, name), (sources, files)) or files for name, files in references]
+    return [_partners(corpus.source, name) or expand(name) for name in corpus.references]
 
 
 def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus) -> list[tuple[Path, ...]]:
@@ -77,13 +82,12 @@ def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus
         return [tuple(sacrebleu_files(corpus.sacrebleu, corpus.langs)[:2])]
     if not isinstance(corpus, TextCorpus):
         return [(file,) for file in expand(name_of(corpus))]
-    patterns = corpus.source, corpus.target
-    sources, targets = sides = expand(corpus.source), expand(corpus.target)
-    if partners := _partners(patterns, sides):
+    sources, targets = expand(corpus.source), expand(corpus.target)
+    if partners := _partners(corpus.source, corpus.target):
         return [*zip(sources, partners, strict=True)]
     if len(sources) != len(targets):
-        counts = [f"{pattern} matches {len(side)}" for pattern, side in zip(patterns, sides, strict=True)]
-        raise DataError(f"{counts[0]} files but {counts[1]}; each source file needs a target file")
+        counts = f"{corpus.source} matches {len(sources)} files but {corpus.target} matches {len(targets)}"
+        raise DataError(f"{counts}; each source file needs a target file")
     return [*zip(sources, targets, strict=True)]
 
 
@@ -100,33 +104,67 @@ def expand(pattern: str) -> list[Path]:
     return [Path(name) for name in names or [pattern]]
 
 
-def _partners(patterns: tuple[str, str], sides: tuple[list[Path], list[Path]]) -> list[Path]:
-    """The file of the second side that belongs to each file of the first: the wildcards of the patterns stand
-    for the same text. Empty if the patterns do not have the same number of wildcards.
+def _partners(pattern: str, other: str) -> list[Path]:
+    """The file of the other pattern that belongs to each file of the first: the wildcards stand for the same
+    text. Empty if the patterns do not have the same number of wildcards.
 
     Raises DataError if a file of either side has no partner, or a pattern matches nothing.
     """
-    for pattern, files in zip(patterns, sides, strict=True):
-        if files == [Path(pattern)] and _WILDCARD.search(pattern) and not files[0].exists():
-            raise DataError(f"{pattern}: no such file")
-    matches = [_wildcards(*side) for side in zip(patterns, sides, strict=True)]
-    if not all(matches) or len(matches[0][0]) != len(matches[1][0]):
+    files, others = _by_wildcards(pattern), _by_wildcards(other)
+    if not files or not others or len(next(iter(files))) != len(next(iter(others))):
         return []
-    for files, found, others, pattern in zip(sides, matches, matches[::-1], patterns[::-1], strict=True):
-        for file, text in zip(files, found, strict=True):
-            if text not in others:
-                raise DataError(f"{file}: no file of {pattern} belongs to it")
+    for found, expected, missing in ((files, others, other), (others, files, pattern)):
+        for text, file in found.items():
+            if text not in expected:
+                raise DataError(f"{file}: no file of {missing} belongs to it")
     # The order of the names may differ between the sides: 1.en, 10.en, but 10_de.txt, 1_de.txt.
-    by_text = dict(zip(matches[1], sides[1], strict=True))
-    return [by_text[text] for text in matches[0]]
+    return [others[text] for text in files]
 
 
-def _wildcards(pattern: str, files: Sequence[Path]) -> list[tuple[str, ...]]:
-    """What the wildcards of a pattern stand for in the name of each file. Empty if a name does not match."""
+def _by_wildcards(pattern: str) -> dict[tuple[str, ...], Path]:
+    """The files of a pattern, by what its wildcards stand for; none if a name does not match. Raises
+    DataError if there are wildcards, but no file."""
+    files = expand(pattern)
+    if files == [Path(pattern)] and _WILDCARD.search(pattern) and not files[0].exists():
+        raise DataError(f"{pattern}: no such file")
     parts = _WILDCARD.split(str(Path(pattern)))
     groups = {"*": "([^/]*)", "?": "([^/])"}
     expression = "".join(
         groups.get(part, "(.)") if i % 2 else re.escape(part) for i, part in enumerate(parts)
     )
-    found = [re.fullmatch(expression, str(file), re.DOTALL) for file in files]
-    return [match.groups() for match in found if match] if all(found) else []
+    found = {file: re.fullmatch(expression, str(file), re.DOTALL) for file in files}
+    return {match.groups(): file for file, match in found.items() if match} if all(found.values()) else {}
+
+
+@cache
+def sacrebleu_files(name: str, langs: str) -> list[Path]:
+    """The file of the sources of a test set, then that of each reference, with one sentence per line. They
+    are downloaded unless they are in sacreBLEU's folder.
+
+    Raises DataError if that fails, or if the test set has no reference.
+    """
+    from sacrebleu.dataset import DATASETS
+    from sacrebleu.utils import SACREBLEU_DIR
+
+    log.info("data: test set %s of sacreBLEU, cached in %s", name, SACREBLEU_DIR)
+    dataset: Any = DATASETS[name]
+    try:
+        references, source = dataset.get_reference_files(langs), dataset.get_source_file(langs)
+    except (Exception, SystemExit) as error:  # a wrong checksum ends in SystemExit
+        is_exit = isinstance(error, SystemExit)
+        reason = "sacreBLEU gave up; see its message above" if is_exit else " ".join(str(error).split())
+        raise DataError(
+            f"{name}: cannot download the test set: {reason}; run "
+            f"`sacrebleu -t {name} -l {langs} --echo src` on a machine with a network, and copy its folder "
+            f"~/.sacrebleu to {SACREBLEU_DIR} on this machine"
+        ) from None
+    if not references:
+        raise DataError(f"{name}: this test set has no reference for {langs}; choose another one")
+    return [Path(source), *map(Path, references)]
+
+
+def toy_pairs(split: ToySplit) -> list[Pair]:
+    """The sentence pairs of a split of the bundled toy corpus, English to French: 5,000 for training, 300 for
+    validation and 300 for test. `scripts/make_toy_corpus.py` generates the corpus and describes it."""
+    text = (TOY_FOLDER / f"{split}.tsv").read_text(encoding="utf-8")
+    return [Pair(*line.split("\t")) for line in text.splitlines()]

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mtrain.regular_files import read_file, read_lines
+from mtrain.regular_files import read_file
 
 log = logging.getLogger(__name__)
 Record = dict[str, Any]
@@ -21,16 +21,6 @@ def read_record(file: Path) -> Record | None:
     except OSError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def read_steps(file: Path) -> Iterator[Record]:
-    """The records that have a step in a JSONL file, without damaged ones; none if the file is missing. Stops
-    with a warning where the file cannot be read."""
-    with reading(file):
-        for line in read_lines(file):
-            record = parse_json(line.decode("utf-8", "replace"))
-            if isinstance(record, dict) and math.isfinite(to_number(record.get("step"))):
-                yield record
 
 
 @contextmanager

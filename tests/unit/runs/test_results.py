@@ -9,7 +9,7 @@ import yaml
 from mtrain.decoding.translate import Translator
 from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
 from mtrain.evaluation.metrics import make_metrics
-from mtrain.evaluation.test_scores import read_test_scores, score_test_sets
+from mtrain.runs.results import read_results, score_test_sets
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_scores_are_those_of_evaluate_and_are_recorded(run):
         [found] = score_test_sets(run, translator)
         [test] = configured_test_sets(run)
         expected = evaluate_set(test, translator, make_metrics(("bleu", "chrf"), "de"))
-    assert found == ("seen", 8, expected) and read_test_scores(run) == [found]
+    assert found == ("seen", 8, expected) and read_results(run) == [found]
     [record] = json.loads((run / "test_scores.json").read_text())["sets"]
     assert record == {"name": "seen", "sentences": 8, "scores": [score._asdict() for score in expected]}
 
@@ -49,7 +49,7 @@ def test_recorded_scores_are_used_again_for_the_same_model_and_settings_only(run
         others = [translator.with_settings(beam_size=2)]
         for damaged in ("{", json.dumps({**record, "sets": [{"name": "seen"}]})):
             file.write_text(damaged)
-            assert read_test_scores(run) == []
+            assert read_results(run) == []
             others.append(translator)
         for other in others:
             assert next(score_test_sets(run, other)).scores[0].score >= 0
