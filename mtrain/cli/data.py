@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.output import is_on_screen, open_output, open_stdout, require_writable
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_on_screen, open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
 
 

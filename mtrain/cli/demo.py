@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.output import open_stdout
-from mtrain.cli.translation import load_translator
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.translate.translate import load_translator
 from mtrain.errors import MtrainError
 
 if TYPE_CHECKING:

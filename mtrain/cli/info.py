@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import Debug, Json, Quiet
-from mtrain.cli.output import open_stdout
-from mtrain.cli.tables import format_table
+from mtrain.cli.console import terminal
+from mtrain.cli.console.options import Debug, Json, Quiet
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.tables import format_table
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 

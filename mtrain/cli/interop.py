@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.output import open_stdout
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
 from mtrain.errors import UsageError
 
 ExportFormat = Literal["marian", "ctranslate2"]

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.output import is_on_screen, open_output, require_writable, write_lines
-from mtrain.cli.translation import load_translator
-from mtrain.cli.translation_output import count_lines
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_on_screen, open_output, require_writable, write_lines
+from mtrain.cli.translate.translate import load_translator
+from mtrain.cli.translate.translation_output import count_lines
 from mtrain.errors import UsageError
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.output import is_stream, open_output, open_stdout, require_writable
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_stream, open_output, open_stdout, require_writable
 
 
 def report(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.output import FLUSH_EVERY, is_stream, open_output, require_writable, write_lines
-from mtrain.cli.pipe import answered_pipe
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import FLUSH_EVERY, is_stream, open_output, require_writable, write_lines
+from mtrain.cli.console.pipe import answered_pipe
 from mtrain.errors import DataError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from mtrain.cli import options, terminal
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.tables import format_scores, format_table
 from mtrain.cli.data import fit_command
-from mtrain.cli.output import open_stdout
-from mtrain.cli.tables import format_scores, format_table
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 

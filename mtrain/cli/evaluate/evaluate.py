@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.evaluation_checks import check_inputs, check_metrics, refuse_unused
-from mtrain.cli.evaluation_results import Outputs, report_results
-from mtrain.cli.evaluation_systems import (
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.evaluate.checks import check_inputs, check_metrics, refuse_unused
+from mtrain.cli.evaluate.results import Outputs, report_results
+from mtrain.cli.evaluate.systems import (
     Evaluated,
     EvaluationInputs,
     Report,
@@ -19,7 +20,6 @@ from mtrain.cli.evaluation_systems import (
     evaluate_files,
     evaluate_models,
 )
-from mtrain.cli.output import open_stdout
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
 from mtrain.paths import path_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mtrain import Translator
-from mtrain.cli.prompt import Prompt, draw_attention
+from mtrain.cli.translate.prompt import Prompt, draw_attention
 
 
 @pytest.fixture

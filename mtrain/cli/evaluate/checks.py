@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mtrain.cli.evaluation_results import Outputs
-from mtrain.cli.evaluation_systems import EvaluationInputs
-from mtrain.cli.output import is_stream, require_writable
+from mtrain.cli.console.output import is_stream, require_writable
+from mtrain.cli.evaluate.results import Outputs
+from mtrain.cli.evaluate.systems import EvaluationInputs
 from mtrain.distributed.launch import require_repeatable
 from mtrain.errors import DataError, UsageError
 

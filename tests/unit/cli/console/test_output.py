@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli.output import open_output, write_lines
+from mtrain.cli.console.output import open_output, write_lines
 from mtrain.errors import StorageError
 from tests.support.faults.processes import run_in_child
 
@@ -48,7 +48,7 @@ def test_a_link_to_a_file_stays_a_link(tmp_path):
 def test_a_reader_of_stdout_that_exits_is_not_an_error_of_another_output(tmp_path):
     code = f"""if True:
         from pathlib import Path
-        from mtrain.cli.output import open_output
+        from mtrain.cli.console.output import open_output
         with open_output(None) as out, open_output(Path({str(tmp_path / "other")!r})) as other:
             other.write("one\\n")
             while True:

@@ -8,8 +8,8 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.cli.output import shown_on
-from mtrain.cli.terminal import require_unicode
+from mtrain.cli.console.output import shown_on
+from mtrain.cli.console.terminal import require_unicode
 from mtrain.control_characters import escape_control_characters
 from mtrain.decoding.score import attention
 from mtrain.decoding.translate import Translator

@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any, cast
 
-from mtrain.cli.terminal import discard_output
+from mtrain.cli.console.terminal import discard_output
 from mtrain.control_characters import escape_control_characters
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from mtrain.cli import options, terminal
-from mtrain.cli.attention import check_attention, write_attention
-from mtrain.cli.output import is_stream, require_writable
-from mtrain.cli.translation_output import OutputFormat, write_translations
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_stream, require_writable
+from mtrain.cli.translate.attention import check_attention, write_attention
+from mtrain.cli.translate.translation_output import OutputFormat, write_translations
 from mtrain.distributed.launch import read_launch, require_repeatable
 from mtrain.errors import UsageError
 
@@ -133,7 +133,7 @@ def translate(
         if given:
             translator = translator.with_settings(**given)
         if prompted:
-            from mtrain.cli.prompt import Prompt
+            from mtrain.cli.translate.prompt import Prompt
 
             Prompt(translator, n_best).run()
             return

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from mtrain.cli.terminal import columns_of
+from mtrain.cli.console.terminal import columns_of
 from mtrain.control_characters import escape_control_characters
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrain.cli.output import open_output, require_writable
+from mtrain.cli.console.output import open_output, require_writable
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:

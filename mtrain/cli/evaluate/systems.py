@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mtrain.cli import terminal
-from mtrain.cli.translation import load_translator, refuse_beam_size_of_sampling
+from mtrain.cli.console import terminal
+from mtrain.cli.translate.translate import load_translator, refuse_beam_size_of_sampling
 from mtrain.config.languages import Direction
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mtrain.cli import pipe
-from mtrain.cli.pipe import PipedLines
+from mtrain.cli.console import pipe
+from mtrain.cli.console.pipe import PipedLines
 from mtrain.errors import DataError
 
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from mtrain.cli.tables import format_scores, format_table, wrap_signature
-from mtrain.cli.terminal import wrap
+from mtrain.cli.console.tables import format_scores, format_table, wrap_signature
+from mtrain.cli.console.terminal import wrap
 from mtrain.evaluation.metrics import make_metrics, score
 
 HEADER = ("", "score", "p\n(bootstrap)")

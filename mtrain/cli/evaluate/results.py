@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from mtrain.cli.evaluation_systems import Evaluated
-from mtrain.cli.output import open_output, open_stdout
-from mtrain.cli.tables import format_scores, format_table, wrap_signature
+from mtrain.cli.console.output import open_output, open_stdout
+from mtrain.cli.console.tables import format_scores, format_table, wrap_signature
+from mtrain.cli.evaluate.systems import Evaluated
 
 if TYPE_CHECKING:
     from mtrain.evaluation.compare import MetricComparison, PairedScore

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from mtrain.cli.terminal import decode_stdin
+from mtrain.cli.console.terminal import decode_stdin
 from mtrain.data.reading.lines import MAX_LINE
 
 # Seconds without a new line after which the lines that were read are translated. Lines that arrive in quicker

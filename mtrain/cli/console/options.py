@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Argument, Option
 
-from mtrain.cli.help import GENERAL
-from mtrain.cli.terminal import restore_utf8
+from mtrain.cli.console.help import GENERAL
+from mtrain.cli.console.terminal import restore_utf8
 from mtrain.paths import path_of
 
 # Options of long commands, by group.

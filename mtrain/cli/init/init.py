@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli import options, terminal
-from mtrain.cli.output import open_output, open_stdout, require_writable
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
 from mtrain.paths import path_of
 
 if TYPE_CHECKING:
-    from mtrain.cli.init_answers import Given
+    from mtrain.cli.init.answers import Given
     from mtrain.config.new_config import NewConfig
     from mtrain.inspection.corpora import InspectedCorpus
     from mtrain.inspection.file_groups import Roles
@@ -91,7 +91,7 @@ def init(
     terminal.start_logging(quiet, debug)
     if max_minutes is not None and not max_minutes <= 1e9:
         raise UsageError(f"--max-minutes {max_minutes}: must be at most 1000000000; 0 means no limit")
-    from mtrain.cli.init_answers import Given
+    from mtrain.cli.init.answers import Given
     from mtrain.inspection.files import require_files
 
     codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
@@ -159,7 +159,7 @@ def _new_run_dir(config: Path) -> str:
 def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
     """Inspect the files for training, validation and test, and ask what they do not tell. The result has no
     file name and run folder yet."""
-    from mtrain.cli.init_answers import settle_languages, settle_minutes, settle_sides, show_corpora
+    from mtrain.cli.init.answers import settle_languages, settle_minutes, settle_sides, show_corpora
     from mtrain.config.new_config import NewConfig
     from mtrain.inspection.corpora import inspect_corpora, spec_of
     from mtrain.inspection.file_groups import find_siblings, names_of_test_sets

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from mtrain.cli.message_start import clear_bars, rank_prefix
+from mtrain.cli.console.message_start import clear_bars, rank_prefix
 from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError

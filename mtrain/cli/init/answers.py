@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mtrain.cli.terminal import require_unicode
+from mtrain.cli.console.terminal import require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.new_config import holdout_size

@@ -7,8 +7,8 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtrain.cli import terminal
-from mtrain.cli.output import is_on_screen, is_stream, open_output, write_lines
+from mtrain.cli.console import terminal
+from mtrain.cli.console.output import is_on_screen, is_stream, open_output, write_lines
 from mtrain.data import COMPRESSION
 from mtrain.distributed.launch import read_launch
 from mtrain.duration import format_duration
@@ -120,7 +120,7 @@ def write_translations(
 ) -> None:
     """Translate the typed sentences, or a file or stdin, and write the results to stdout or a file. A file is
     written so that `--continue` can resume it."""
-    from mtrain.cli.pipe import answered_pipe
+    from mtrain.cli.console.pipe import answered_pipe
     from mtrain.decoding.problems import ProblemCounter
     from mtrain.progress_bar import ProgressBar
 
