@@ -80,8 +80,8 @@ def rerank(
             raise UsageError("rerank cannot read from stdin; give files")
         terminal.require_file(file)
     require_writable(output_file, (source, n_best))
-    from mtrain.decoding.rerank import read_n_best
-    from mtrain.decoding.rerank import rerank as best_of
+    from mtrain.decoding.scoring.rerank import read_n_best
+    from mtrain.decoding.scoring.rerank import rerank as best_of
     from mtrain.progress_bar import with_progress
 
     settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)

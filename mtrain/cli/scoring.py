@@ -82,7 +82,7 @@ def score(
     if classifier:
         _classify(model, device, settings, inputs, output, quotes)
         return
-    from mtrain.decoding.score import score_lines, score_pairs
+    from mtrain.decoding.scoring.score import score_lines, score_pairs
     from mtrain.progress_bar import ProgressBar
 
     translator = load_translator(model, device, settings, ensemble).between(from_, to)
@@ -112,8 +112,8 @@ def _classify(
 ) -> None:
     """Print the probability that each pair is good; with one input, a TSV file, as a further column."""
     from mtrain.checkpoint.model_folder import load_classifier
-    from mtrain.decoding.classify import classify_pairs
-    from mtrain.decoding.score import with_column
+    from mtrain.decoding.scoring.classify import classify_pairs
+    from mtrain.decoding.scoring.score import with_column
     from mtrain.device import let_cuda_memory_grow, resolve_device
     from mtrain.progress_bar import ProgressBar
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.alignment import Alignment, align, words_at
 from mtrain.decoding.batches import padded, position_limit
-from mtrain.decoding.beam import Hypothesis
-from mtrain.decoding.forced import cross_attention
-from mtrain.decoding.mbr import rank, sentence_metric
-from mtrain.decoding.search import search
+from mtrain.decoding.search.beam import Hypothesis
+from mtrain.decoding.search.forced import cross_attention
+from mtrain.decoding.search.mbr import rank, sentence_metric
+from mtrain.decoding.search.search import search
 from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation

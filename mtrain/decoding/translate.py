@@ -14,7 +14,7 @@ from mtrain.config.load import validate
 from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import count_lines, join_texts
-from mtrain.decoding.mbr import sentence_metric
+from mtrain.decoding.search.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
 from mtrain.decoding.task import DecodingTask

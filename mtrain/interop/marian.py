@@ -17,7 +17,7 @@ from mtrain.config.load import override, validate
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
-from mtrain.decoding.constraints import check_forbidden_ids
+from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.formats import MIN_POSITIONS
 from mtrain.interop.generation_config import (

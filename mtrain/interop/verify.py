@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.decoding import DecodingConfig
-from mtrain.decoding.search import search
+from mtrain.decoding.search.search import search
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
 from mtrain.interop.formats import import_optional

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtrain.decoding.batches import padded
-from mtrain.decoding.forced import all_attention
+from mtrain.decoding.search.forced import all_attention
 from mtrain.decoding.translate import Translator
 from mtrain.tokenizer.vocabulary import Vocabulary
 

@@ -28,7 +28,7 @@ from mtrain.config.presets import PRESETS
 from mtrain.config.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.batches import padded
-from mtrain.decoding.search import search
+from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.learner import Learner

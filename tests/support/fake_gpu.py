@@ -28,7 +28,7 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
 from mtrain.config.training import Precision, TrainingConfig
 from mtrain.data.epochs.batch import Batch
-from mtrain.decoding.predictor import Predictor
+from mtrain.decoding.search.predictor import Predictor
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer

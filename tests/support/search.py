@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
-from mtrain.decoding.beam import Hypothesis
+from mtrain.decoding.search.beam import Hypothesis
 from mtrain.model.transformer import Transformer
 
 EOS = 3

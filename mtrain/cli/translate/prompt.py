@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrain.cli.console.output import shown_on
 from mtrain.cli.console.terminal import require_unicode
 from mtrain.control_characters import escape_control_characters
-from mtrain.decoding.score import attention
+from mtrain.decoding.scoring.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
 

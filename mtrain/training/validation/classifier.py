@@ -15,8 +15,8 @@ from mtrain.data import Pair
 from mtrain.data.rewriting.classifier_pairs import draw_others, pair_sequence
 from mtrain.data.rewriting.corruption import Corrupter
 from mtrain.decoding.batches import in_batches
-from mtrain.decoding.classify import log_odds
 from mtrain.decoding.decode import NOT_FINITE
+from mtrain.decoding.scoring.classify import log_odds
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.errors import ModelError
 from mtrain.evaluation.roc import roc_auc

@@ -20,7 +20,7 @@ from mtrain.config.languages import Direction
 from mtrain.config.load import override
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.decode import Ensemble
-from mtrain.decoding.score import score_pairs
+from mtrain.decoding.scoring.score import score_pairs
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
-from mtrain.decoding.constraints import Constraints
-from mtrain.decoding.predictor import Predictor, remaining_sentences
+from mtrain.decoding.search.constraints import Constraints
+from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.kernels.precision import widest_float
 
 

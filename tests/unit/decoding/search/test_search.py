@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtrain.decoding.beam import Hypothesis
-from mtrain.decoding.search import search
+from mtrain.decoding.search.beam import Hypothesis
+from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import EOS, assert_same, build, forced, options, sentences
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
-from mtrain.decoding.forced import all_attention, forced_log_probs, layer_attention
-from mtrain.decoding.predictor import Predictor, remaining_sentences
-from mtrain.decoding.search import search
+from mtrain.decoding.search.forced import all_attention, forced_log_probs, layer_attention
+from mtrain.decoding.search.predictor import Predictor, remaining_sentences
+from mtrain.decoding.search.search import search
 from mtrain.kernels.attention import recording
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer

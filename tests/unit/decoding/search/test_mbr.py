@@ -9,7 +9,7 @@ from mtrain import Translator
 from mtrain.config.languages import Direction
 from mtrain.decoding import decode
 from mtrain.decoding.decode import Ensemble
-from mtrain.decoding.mbr import rank, sentence_metric
+from mtrain.decoding.search.mbr import rank, sentence_metric
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
 from tests.support.translation import words_of

@@ -15,7 +15,7 @@ from mtrain.data.reading.parse import try_pair
 from mtrain.data.reading.quotes import count_signs, show_csv
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
-from mtrain.decoding.forced import cross_attention, forced_log_probs
+from mtrain.decoding.search.forced import cross_attention, forced_log_probs
 from mtrain.decoding.split import windows_of_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import json_line

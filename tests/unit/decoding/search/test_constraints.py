@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
-from mtrain.decoding.beam import Hypothesis
-from mtrain.decoding.search import search
+from mtrain.decoding.search.beam import Hypothesis
+from mtrain.decoding.search.search import search
 from mtrain.errors import UsageError
 from mtrain.kernels.attention import recording
 from mtrain.model.incremental import DecodingTransformer

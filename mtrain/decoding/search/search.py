@@ -7,10 +7,10 @@ from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.batches import position_limit
-from mtrain.decoding.beam import Hypothesis, beam_search
-from mtrain.decoding.constraints import Constraints
-from mtrain.decoding.predictor import Predictor, remaining_sentences
-from mtrain.decoding.sample import draw, noise_keys
+from mtrain.decoding.search.beam import Hypothesis, beam_search
+from mtrain.decoding.search.constraints import Constraints
+from mtrain.decoding.search.predictor import Predictor, remaining_sentences
+from mtrain.decoding.search.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
 from mtrain.model.incremental import DecodingTransformer

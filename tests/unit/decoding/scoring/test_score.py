@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.decoding.forced import forced_log_probs
-from mtrain.decoding.score import attention, score_lines, score_pairs
+from mtrain.decoding.scoring.score import attention, score_lines, score_pairs
+from mtrain.decoding.search.forced import forced_log_probs
 from mtrain.errors import DataError, ModelError
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import EOS, build, forced, sentences

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.decoding.sample import draw, gumbel_noise, noise_keys
-from mtrain.decoding.search import search
+from mtrain.decoding.search.sample import draw, gumbel_noise, noise_keys
+from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import build, options, sentences
 

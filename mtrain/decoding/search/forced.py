@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mtrain.decoding.predictor import log_probs_of
+from mtrain.decoding.search.predictor import log_probs_of
 from mtrain.kernels.attention import recording
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer
