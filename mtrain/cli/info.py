@@ -16,8 +16,8 @@ from mtrain.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from mtrain.checkpoint.model_info import Description, ModelInfo, Score
-    from mtrain.config.decoding import DecodingConfig
     from mtrain.config.schema import Config
+    from mtrain.config.sections.decoding import DecodingConfig
     from mtrain.runs.summary import Files, RunProgress, Summary
 
 Rows = list[list[str]]

@@ -147,7 +147,7 @@ def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) 
 
 def _read_pairs(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """The pairs of lines of two files."""
-    from mtrain.config.corpora import TextCorpus
+    from mtrain.config.sections.corpora import TextCorpus
     from mtrain.data.reading.lines import raise_errors
     from mtrain.data.reading.parse import read_corpus
 

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from mtrain.config.corpora import Corpora, names_of
 from mtrain.config.language_names import language_name
-from mtrain.config.presets import PRESETS
+from mtrain.config.sections.corpora import Corpora, names_of
+from mtrain.config.sections.presets import PRESETS
 from mtrain.config.yaml_io import to_yaml_line
 from mtrain.templates import load_templates
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mtrain.config.presets import SIZES
 from mtrain.config.schema import Config
+from mtrain.config.sections.presets import SIZES
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps

@@ -6,14 +6,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from mtrain.config.data import DataConfig
-from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import LanguageTags
-from mtrain.config.model import Architecture, ModelConfig
-from mtrain.config.presets import SIZES
 from mtrain.config.section import FilePath, Section
-from mtrain.config.tokenizer import TokenizerConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.data import DataConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import Architecture, ModelConfig
+from mtrain.config.sections.presets import SIZES
+from mtrain.config.sections.tokenizer import TokenizerConfig
+from mtrain.config.sections.training import TrainingConfig
 
 Format = Literal["marian", "ctranslate2"]
 

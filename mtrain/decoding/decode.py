@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.alignment import Alignment, align, words_at
 from mtrain.decoding.batches import padded, position_limit
 from mtrain.decoding.search.beam import Hypothesis

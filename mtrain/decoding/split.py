@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from sentencex import segment
 
-from mtrain.config.decoding import SplitMode
 from mtrain.config.languages import base_language, split_tag
+from mtrain.config.sections.decoding import SplitMode
 from mtrain.decoding.alignment import words_at
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer, valid_text

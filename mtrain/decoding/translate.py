@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import count_lines, join_texts

@@ -14,10 +14,10 @@ from mtrain.checkpoint.model_info import (
     require_model,
     run_folder_of,
 )
-from mtrain.config.corpora import Holdout
-from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
+from mtrain.config.sections.corpora import Holdout
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.files import further_references
 from mtrain.data.reading.lines import raise_errors, read_text
 from mtrain.data.reading.parse import good_pairs, read_corpus

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
 
-from mtrain.config.corpora import Corpus, ParquetCorpus
+from mtrain.config.sections.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.files import expand, files_of

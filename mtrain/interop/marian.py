@@ -14,8 +14,8 @@ from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
 from mtrain.config.load import override, validate
-from mtrain.config.model import ModelConfig
 from mtrain.config.schema import ModelFolderConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError, UsageError

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.checkpoint.tensors import model_without_weights
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import ModelError
 from mtrain.model.transformer import sinusoidal_positions
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.search.search import search
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection

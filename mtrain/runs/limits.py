@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from mtrain.config.stages import Stage
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.stages import Stage
+from mtrain.config.sections.training import TrainingConfig
 
 if TYPE_CHECKING:
     from mtrain.checkpoint.checkpoint import TrainState

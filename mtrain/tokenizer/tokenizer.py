@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrain.config.model import Architecture, ModelConfig
+from mtrain.config.sections.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.tokenizer.vocabulary import SPACE, SpecialIds, Vocabulary

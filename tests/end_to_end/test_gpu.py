@@ -15,8 +15,8 @@ from torch import Tensor, distributed
 from torch._dynamo.utils import counters
 
 from mtrain import Translator
-from mtrain.config.model import ModelConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch, collate
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtrain.config.stages import Stage
+from mtrain.config.sections.stages import Stage
 from mtrain.data.epochs.mixing import FIRST_STAGE, Starts
 
 

@@ -12,8 +12,8 @@ from typing import Self
 
 import numpy as np
 
-from mtrain.config.corpora import Corpus
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.corpora import Corpus
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
 from mtrain.data.epochs.window_layout import ONE_WINDOW, WindowLayout
 from mtrain.data.rewriting.rewrite import Key, Rewrite

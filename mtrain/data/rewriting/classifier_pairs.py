@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.corruption import Corrupter, Example, Pair
 from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
 from mtrain.data.rewriting.throttle import Pace

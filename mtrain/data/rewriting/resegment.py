@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
 from mtrain.data.rewriting.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
 from mtrain.data.rewriting.throttle import Pace

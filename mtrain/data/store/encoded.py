@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mtrain.config.corpora import Corpus
+from mtrain.config.sections.corpora import Corpus
 from mtrain.data.reading.files import place_of
 from mtrain.data.store.shards import BucketRows, Shard
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, FiniteFloat, StringConstraints, ValidationError
 
-from mtrain.config.corpora import TextCorpus
+from mtrain.config.sections.corpora import TextCorpus
 from mtrain.data.reading.lines import raise_errors
 from mtrain.data.reading.parse import read_corpus
 from mtrain.decoding.scoring.score import Scored, score_pairs

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from mtrain.config.corpora import TsvCorpus
+from mtrain.config.sections.corpora import TsvCorpus
 from mtrain.data.reading.parse import try_pair
 from mtrain.data.reading.quotes import count_signs, show_csv
 from mtrain.decoding.batches import in_batches, padded

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.search.constraints import Constraints
 from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.kernels.precision import widest_float

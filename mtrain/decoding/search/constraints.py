@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import UsageError
 from mtrain.kernels.topk import logsumexp
 

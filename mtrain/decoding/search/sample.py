@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.kernels.precision import widest_float
 
 

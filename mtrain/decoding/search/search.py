@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import position_limit
 from mtrain.decoding.search.beam import Hypothesis, beam_search
 from mtrain.decoding.search.constraints import Constraints

@@ -10,7 +10,7 @@ from mtrain.checkpoint.checkpoint import (
     load_checkpoint,
     restore_validation,
 )
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.runs.limits import limit_reached
 from mtrain.training.step.average import WeightAverage

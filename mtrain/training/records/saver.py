@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import CheckpointTensors, TrainState, collect_tensors, save_checkpoint
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.training import ModelPart, TrainingConfig
+from mtrain.config.sections.training import ModelPart, TrainingConfig
 from mtrain.device import has_fused_optimizers
 from mtrain.errors import UsageError
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mtrain.config.corruptions import Corruptions
 from mtrain.config.schema import Config
+from mtrain.config.sections.corruptions import Corruptions
 from mtrain.data import Pair
 from mtrain.data.rewriting.classifier_pairs import draw_others, pair_sequence
 from mtrain.data.rewriting.corruption import Corrupter

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.alignment import align, words_at
 from mtrain.decoding.alignment_layer import best_layer, choose_alignment_layer
 from mtrain.decoding.join import join

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.sequences import Padded
 from mtrain.kernels.undocumented import documented_only
 from mtrain.model.incremental import reduce_call_overhead

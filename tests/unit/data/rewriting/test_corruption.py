@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from mtrain.config.corruptions import Corruptions
+from mtrain.config.sections.corruptions import Corruptions
 from mtrain.data.rewriting.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
 from mtrain.data.rewriting.corruption import Corrupter
 from mtrain.data.rewriting.throttle import CancelledError, Pace, never

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import search
 from mtrain.errors import UsageError

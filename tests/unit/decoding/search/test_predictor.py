@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.search.forced import all_attention, forced_log_probs, layer_attention
 from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search.search import search

@@ -6,8 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mtrain.config.augment import Augment
-from mtrain.config.corpora import (
+from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
+from mtrain.config.section import FilePath, PositiveInt, Section
+from mtrain.config.sections.augment import Augment
+from mtrain.config.sections.corpora import (
     Corpora,
     CorpusSpec,
     FieldsCorpus,
@@ -17,11 +19,9 @@ from mtrain.config.corpora import (
     ValidationCorpora,
     names_of,
 )
-from mtrain.config.corruptions import Corruptions
-from mtrain.config.filters import Filters
-from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
-from mtrain.config.section import FilePath, PositiveInt, Section
-from mtrain.config.stages import Stage, check_stages
+from mtrain.config.sections.corruptions import Corruptions
+from mtrain.config.sections.filters import Filters
+from mtrain.config.sections.stages import Stage, check_stages
 
 
 class DataConfig(Section):

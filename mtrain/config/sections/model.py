@@ -4,8 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mtrain.config.presets import PRESETS
 from mtrain.config.section import Count, Fraction, PositiveInt, Section
+from mtrain.config.sections.presets import PRESETS
 
 Preset = Literal[
     "auto", "micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"

@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from mtrain.config.model import Preset
-from mtrain.config.presets import PRESETS, SIZES
+from mtrain.config.sections.model import Preset
+from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.config.yaml_io import parse_yaml, to_yaml
 
 
