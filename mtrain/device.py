@@ -291,6 +291,7 @@ def keep_freed_memory() -> None:
     step on a CPU spends much of its time on page faults.
     """
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):  # musl has none
-        mallopt, m_trim_threshold, m_mmap_max = ctypes.CDLL(None).mallopt, -1, -4
+        m_trim_threshold, m_mmap_max = -1, -4
+        mallopt = ctypes.CDLL(None).mallopt
         mallopt(m_mmap_max, 0)
         mallopt(m_trim_threshold, 2**31 - 1)

@@ -57,8 +57,8 @@ class Bar(tqdm):  # type: ignore[type-arg]
     def format_dict(self) -> dict[str, Any]:
         """What tqdm shows."""
         values = dict(super().format_dict)
-        done, total, seconds = values["n"], values["total"], values["elapsed"]
-        total = total if total and done <= total else None
+        done, seconds = values["n"], values["elapsed"]
+        total = values["total"] if values["total"] and done <= values["total"] else None
         speed = (done - values["initial"]) / seconds if seconds else 0.0
         last = format_duration(seconds)
         if total and speed:
@@ -94,10 +94,11 @@ class ProgressBar:
     def __init__(self, done: str, unit: str, total: int | None = None, hidden: bool = False):
         """`done` says what was done, as in "encoded 10 of 20 pairs", whose `unit` is "pairs". Without a
         `total`, the remaining time is unknown. A `hidden` one only logs."""
-        self._done, self._unit, self._total, self._about = done, unit, total, ""
+        self._done, self._unit = done, unit
+        self._total, self._about = total, ""
         self._bar = Bar(done, unit, total, disable=hidden)
         self._start = self._logged = time.monotonic()
-        self.count, self._before, self._tokens = 0, 0, 0
+        self.count = self._before = self._tokens = 0
 
     def __enter__(self) -> Self:
         return self

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.config.data import DataConfig
-from mtrain.config.filters import Filters
 from mtrain.config.load import load_config
+from mtrain.config.sections.data import DataConfig
+from mtrain.config.sections.filters import Filters
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.lines import read_text
 from mtrain.data.scanning.scanner import CorpusScanner

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.distributed.shards import divided_like, has_shards
 from mtrain.errors import ModelError
 from mtrain.model.build import AnyModel, build_model

@@ -10,25 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from mtrain.cli import (
-    data,
-    demo,
-    evaluation,
-    info,
-    init,
-    interop,
-    models,
-    report,
-    scoring,
-    segmentation,
-    terminal,
-    training,
-    translation,
-)
-from mtrain.cli.help import Program, add_command
-from mtrain.cli.message_start import clear_bars, rank_prefix
-from mtrain.cli.options import expand_home_in_paths
-from mtrain.cli.output import open_stdout
+from mtrain.cli import data, demo, info, interop, models, report, scoring, segmentation, training
+from mtrain.cli.console import terminal
+from mtrain.cli.console.help import Program, add_command
+from mtrain.cli.console.message_start import clear_bars, rank_prefix
+from mtrain.cli.console.options import expand_home_in_paths
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.evaluate import evaluate
+from mtrain.cli.init import init
+from mtrain.cli.translate import translate
 from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
@@ -43,8 +33,8 @@ COMMANDS = {
     "Get started": (demo.demo, init.init),
     "Prepare data": (data.check, data.clean, data.tokenize, data.prepare),
     "Train": (training.plan, training.fit, models.average),
-    "Translate": (translation.translate, models.rerank, scoring.score, segmentation.segment),
-    "Evaluate": (evaluation.evaluate, report.report, info.info),
+    "Translate": (translate.translate, models.rerank, scoring.score, segmentation.segment),
+    "Evaluate": (evaluate.evaluate, report.report, info.info),
     "Work with other programs": (interop.import_, interop.export),
 }
 FOR_RANKS = ("fit", "translate", "evaluate")  # the commands that torchrun can start
@@ -52,9 +42,6 @@ for group, functions in COMMANDS.items():
     for function in functions:
         expand_home_in_paths(function)
         add_command(app, group, function)
-
-# click.ClickException, from the click package or from the copy that newer versions of Typer contain.
-_CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 
 def _print_version(requested: bool) -> None:
@@ -106,14 +93,15 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()  # the results before the error
         except OSError:
             terminal.discard_output()
-        return _report(*_describe(error))
+        message, exit_code = _describe(error)
+        return _report(message, exit_code)
 
 
 def _describe(error: Exception) -> tuple[str, int]:
     """The message and the exit code for an exception."""
     if isinstance(error, MtrainError):
         return str(error), error.exit_code
-    if isinstance(error, _CommandLineError):
+    if hasattr(error, "format_message"):  # a ClickException, of Click or of Typer's copy of it
         return _describe_usage(error), 2
     encoding = sys.getfilesystemencoding()
     if isinstance(error, UnicodeEncodeError) and error.encoding == encoding != "utf-8":

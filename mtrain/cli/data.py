@@ -8,19 +8,18 @@ from typing import Annotated
 
 from typer import Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import ConfigFile, Debug, Json, NoCheck, OutputFile, Quiet, RunDir, Set, overrides
-from mtrain.cli.output import is_on_screen, open_output, open_stdout, require_writable
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_on_screen, open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
 
 
 def check(
-    config: ConfigFile,
-    run_dir: RunDir = None,
-    json_: Json = False,
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    config: options.ConfigFile,
+    run_dir: options.RunDir = None,
+    json_: options.Json = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Check the corpora of CONFIG.
 
@@ -41,7 +40,7 @@ def check(
     from mtrain.training.setup.resolve import resolve_config
     from mtrain.training.setup.tokenizer import existing_tokenizer
 
-    loaded = load_config(config, overrides(set_, run_dir=run_dir))
+    loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
     scanner = CorpusScanner(RawFiles(loaded.data), loaded.seed, check=True, strict=False, for_tokenizer=False)
     loaded = resolve_config(loaded, scanner).config
@@ -61,12 +60,12 @@ def check(
 
 
 def tokenize(
-    config: ConfigFile,
-    run_dir: RunDir = None,
+    config: options.ConfigFile,
+    run_dir: options.RunDir = None,
     force: Annotated[bool, Option("--force", help="Replace an existing tokenizer.")] = False,
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Learn the subword vocabulary of CONFIG.
 
@@ -82,7 +81,7 @@ def tokenize(
     from mtrain.data.preparing.missing_files import check_corpora
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
 
-    loaded = load_config(config, overrides(set_, run_dir=run_dir))
+    loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
     tokenizer = make_tokenizer(loaded, force)
     with open_stdout() as out:
@@ -91,7 +90,7 @@ def tokenize(
 
 
 def prepare(
-    config: ConfigFile,
+    config: options.ConfigFile,
     workers: Annotated[
         int | None,
         Option(
@@ -103,11 +102,11 @@ def prepare(
             "uses all cores.",
         ),
     ] = None,
-    run_dir: RunDir = None,
-    no_check: NoCheck = False,
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    run_dir: options.RunDir = None,
+    no_check: options.NoCheck = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Check and encode the corpora of CONFIG.
 
@@ -124,15 +123,15 @@ def prepare(
     from mtrain.training.setup.prepare import prepare_only
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
-    folder = prepare_only(load_config(config, overrides(given, run_dir=run_dir)), workers)
+    folder = prepare_only(load_config(config, options.overrides(given, run_dir=run_dir)), workers)
     with open_stdout() as out:
         print(folder, file=out)
     terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
 
 
 def clean(
-    config: ConfigFile,
-    output: OutputFile = None,
+    config: options.ConfigFile,
+    output: options.OutputFile = None,
     rejected: Annotated[
         Path | None,
         Option(
@@ -149,9 +148,9 @@ def clean(
             help="Number of processes that filter; by default one for each core, or one below 64 MiB.",
         ),
     ] = None,
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Write the training pairs of CONFIG that data.filters keeps.
 
@@ -169,7 +168,7 @@ def clean(
     from mtrain.data.preparing.missing_files import check_corpora
     from mtrain.data.reading.files import input_files
 
-    data = load_config(config, overrides(set_)).data
+    data = load_config(config, options.overrides(set_)).data
     check_corpora(data)
     inputs = [config, *input_files(data)]
     for file in (output, rejected):

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import Debug, Device, Quiet, Set, overrides
-from mtrain.cli.output import open_stdout
-from mtrain.cli.translation import load_translator
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.translate.translate import load_translator
 from mtrain.errors import MtrainError
 
 if TYPE_CHECKING:
@@ -29,10 +28,10 @@ def demo(
     run_dir: Annotated[
         str | None, Option(metavar="FOLDER", help="Run folder. Default: runs/toy-en-fr.")
     ] = None,
-    set_: Set = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Train, use and evaluate a toy model.
 
@@ -47,7 +46,7 @@ def demo(
     from mtrain.training.fit import fit
 
     with as_file(files("mtrain.cli") / CONFIG) as file:
-        config = load_config(file, overrides(set_, run_dir=run_dir))
+        config = load_config(file, options.overrides(set_, run_dir=run_dir))
     fit(config, device=device)
     run = Path(config.run_dir)
     translator = load_translator(run, device, ())

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import Debug, Json, Quiet
-from mtrain.cli.output import open_stdout
-from mtrain.cli.tables import format_table
+from mtrain.cli.console import terminal
+from mtrain.cli.console.options import Debug, Json, Quiet
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.tables import format_table
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from mtrain.checkpoint.model_info import Description, ModelInfo, Score
-    from mtrain.config.decoding import DecodingConfig
     from mtrain.config.schema import Config
+    from mtrain.config.sections.decoding import DecodingConfig
     from mtrain.runs.summary import Files, RunProgress, Summary
 
 Rows = list[list[str]]

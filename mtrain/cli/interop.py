@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import Debug, ModelFolder, Quiet, Set, overrides
-from mtrain.cli.output import open_stdout
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
 from mtrain.errors import UsageError
 
 ExportFormat = Literal["marian", "ctranslate2"]
@@ -20,9 +19,9 @@ def import_(
         str, Argument(metavar="SOURCE", help="MarianMT model: a folder, or a name on the Hugging Face Hub.")
     ],
     out: Annotated[Path, Argument(metavar="MODEL", help="Model folder to create.")],
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Import a MarianMT model from Hugging Face.
 
@@ -34,12 +33,12 @@ def import_(
     terminal.start_logging(quiet, debug)
     from mtrain.interop.marian import import_marian
 
-    import_marian(source, out, overrides(set_))
+    import_marian(source, out, options.overrides(set_))
     terminal.suggest("model saved; next", f"mtrain translate {shlex.quote(str(out))} 'Hello.'")
 
 
 def export(
-    model: ModelFolder,
+    model: options.ModelFolder,
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to create.")],
     format: Annotated[
         ExportFormat, Option(help="marian: for Hugging Face Transformers; ctranslate2: for CTranslate2.")
@@ -56,9 +55,9 @@ def export(
             help="Sentences to compare both models on, one per line; - is stdin. Default: generated ones.",
         ),
     ] = None,
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Export MODEL for another program.
 
@@ -75,7 +74,7 @@ def export(
     from mtrain.interop.export import export_model
 
     texts = list(terminal.read_lines(input_file)) if input_file else []
-    lines = export_model(model, out, format, quantization, texts, overrides(set_))
+    lines = export_model(model, out, format, quantization, texts, options.overrides(set_))
     with open_stdout() as stdout:
         stdout.writelines(f"{terminal.wrap(line, stdout)}\n" for line in lines)
     loader = "transformers.MarianMTModel.from_pretrained" if format == "marian" else "ctranslate2.Translator"

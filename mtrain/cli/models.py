@@ -5,11 +5,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import BatchTokens, Debug, Device, From, OutputFile, Quiet, Set, To, overrides
-from mtrain.cli.output import is_on_screen, open_output, require_writable, write_lines
-from mtrain.cli.translation import load_translator
-from mtrain.cli.translation_output import count_lines
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_on_screen, open_output, require_writable, write_lines
+from mtrain.cli.translate.translate import load_translator
+from mtrain.cli.translate.translation_output import count_lines
 from mtrain.errors import UsageError
 
 
@@ -18,9 +17,9 @@ def average(
         list[Path], Argument(metavar="MODEL", help="Run folders, model folders or checkpoints.")
     ],
     output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Model folder to create.")],
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Average the weights of several models.
 
@@ -36,7 +35,7 @@ def average(
         raise UsageError("average needs two models or more")
     from mtrain.checkpoint.average import average_models
 
-    averaged = average_models(models, output, overrides(set_))
+    averaged = average_models(models, output, options.overrides(set_))
     terminal.suggest("model saved; next", terminal.use_command(str(output), averaged.model.is_classifier))
 
 
@@ -51,17 +50,17 @@ def rerank(
     source: Annotated[
         Path, Option("-i", "--input", metavar="FILE", help="Sentences that were translated, one per line.")
     ],
-    output_file: OutputFile = None,
-    from_: From = None,
-    to: To = None,
+    output_file: options.OutputFile = None,
+    from_: options.From = None,
+    to: options.To = None,
     weight: Annotated[
         float, Option(metavar="WEIGHT", help="Weight of MODEL's score, relative to the score in N_BEST.")
     ] = 0.07,
-    batch_tokens: BatchTokens = None,
-    set_: Set = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    batch_tokens: options.BatchTokens = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Choose translations with a reverse model.
 
@@ -81,11 +80,11 @@ def rerank(
             raise UsageError("rerank cannot read from stdin; give files")
         terminal.require_file(file)
     require_writable(output_file, (source, n_best))
-    from mtrain.decoding.rerank import read_n_best
-    from mtrain.decoding.rerank import rerank as best_of
+    from mtrain.decoding.scoring.rerank import read_n_best
+    from mtrain.decoding.scoring.rerank import rerank as best_of
     from mtrain.progress_bar import with_progress
 
-    settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
+    settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
     translator = load_translator(model, device, settings).between(from_, to)
     texts = best_of(translator, read_n_best(source, n_best), weight)
     if not is_on_screen(output_file):

@@ -5,9 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import Debug, Device, Quiet, Set, overrides
-from mtrain.cli.output import is_stream, open_output, open_stdout, require_writable
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_stream, open_output, open_stdout, require_writable
 
 
 def report(
@@ -19,10 +18,10 @@ def report(
         list[str] | None,
         Option(metavar="TEXT", help="Sentence whose attention is drawn; repeatable. Default: three samples."),
     ] = None,
-    set_: Set = None,
-    device: Device = "cpu",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    device: options.Device = "cpu",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Write a page about one or more runs.
 
@@ -41,7 +40,7 @@ def report(
     from mtrain.report.report import report_page
 
     with waiting_for("writing the report"):
-        page = report_page(runs, sentences, device, overrides(set_))
+        page = report_page(runs, sentences, device, options.overrides(set_))
     with open_output(output_file) as out:
         out.write(page)
     if is_stream(output_file):

@@ -6,38 +6,24 @@ from typing import Annotated
 
 from typer import Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import (
-    BatchTokens,
-    Debug,
-    Device,
-    Ensemble,
-    From,
-    ModelFolder,
-    OutputFile,
-    Quiet,
-    Set,
-    To,
-    file_option,
-    overrides,
-)
-from mtrain.cli.output import is_on_screen, open_output, require_writable
-from mtrain.cli.translation import load_translator
-from mtrain.cli.translation_output import count_lines
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_on_screen, open_output, require_writable
+from mtrain.cli.translate.translate import load_translator
+from mtrain.cli.translate.translation_output import count_lines
 from mtrain.errors import UsageError
 
 
 def score(
-    model: ModelFolder,
+    model: options.ModelFolder,
     source: Annotated[
-        Path | None, file_option("-i", "--input", metavar="FILE", help="Source sentences, one per line.")
+        Path | None, options.file("-i", "--input", metavar="FILE", help="Source sentences, one per line.")
     ] = None,
     target: Annotated[
-        Path | None, file_option(metavar="FILE", help="Translations of the lines of -i, one per line.")
+        Path | None, options.file(metavar="FILE", help="Translations of the lines of -i, one per line.")
     ] = None,
     tsv: Annotated[
         Path | None,
-        file_option(
+        options.file(
             metavar="FILE",
             help="Tab-separated file with source and target in its first two columns, in place of -i and "
             "--target. It is printed with the score as a further column.",
@@ -55,18 +41,18 @@ def score(
         bool,
         Option("--classifier", help="MODEL is a pair classifier: print the probability that a pair is good."),
     ] = False,
-    output: OutputFile = None,
-    from_: From = None,
-    to: To = None,
-    ensemble: Ensemble = None,
-    batch_tokens: BatchTokens = None,
+    output: options.OutputFile = None,
+    from_: options.From = None,
+    to: options.To = None,
+    ensemble: options.Ensemble = None,
+    batch_tokens: options.BatchTokens = None,
     json_: Annotated[
         bool, Option("--json", help="Print one JSON object per line, which also has the tokens.")
     ] = False,
-    set_: Set = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Score given translations with MODEL.
 
@@ -92,14 +78,13 @@ def score(
     if classifier and (given := [name for name, value in others.items() if value]):
         raise UsageError(f"--classifier and {given[0]} exclude each other")
     require_writable(output, inputs)
+    settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
     if classifier:
-        settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
         _classify(model, device, settings, inputs, output, quotes)
         return
-    from mtrain.decoding.score import score_lines, score_pairs
+    from mtrain.decoding.scoring.score import score_lines, score_pairs
     from mtrain.progress_bar import ProgressBar
 
-    settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
     translator = load_translator(model, device, settings, ensemble).between(from_, to)
     other = None
     if reverse is not None:
@@ -113,7 +98,7 @@ def score(
                 score_lines(translator, other, terminal.read_lines(tsv), str(tsv), progress.add, quotes)
             )
             return
-        for scored in score_pairs(translator, _read_pairs(*inputs), progress.add):
+        for scored in score_pairs(translator, _read_pairs(inputs), progress.add):
             out.write(scored.as_json() if json_ else scored.line())
 
 
@@ -127,8 +112,8 @@ def _classify(
 ) -> None:
     """Print the probability that each pair is good; with one input, a TSV file, as a further column."""
     from mtrain.checkpoint.model_folder import load_classifier
-    from mtrain.decoding.classify import classify_pairs
-    from mtrain.decoding.score import with_column
+    from mtrain.decoding.scoring.classify import classify_pairs
+    from mtrain.decoding.scoring.score import with_column
     from mtrain.device import let_cuda_memory_grow, resolve_device
     from mtrain.progress_bar import ProgressBar
 
@@ -144,7 +129,7 @@ def _classify(
             lines = terminal.read_lines(inputs[0])
             out.writelines(with_column(lines, str(inputs[0]), probabilities, quotes))
         else:
-            out.writelines(f"{value:.6f}\n" for value in probabilities(_read_pairs(*inputs)))
+            out.writelines(f"{value:.6f}\n" for value in probabilities(_read_pairs(inputs)))
 
 
 def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) -> list[Path]:
@@ -160,9 +145,11 @@ def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) 
     return given
 
 
-def _read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    from mtrain.config.corpora import TextCorpus
+def _read_pairs(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """The pairs of lines of two files."""
+    from mtrain.config.sections.corpora import TextCorpus
     from mtrain.data.reading.lines import raise_errors
     from mtrain.data.reading.parse import read_corpus
 
-    return raise_errors(read_corpus(TextCorpus(source=str(source), target=str(target))))
+    source, target = map(str, inputs)
+    return raise_errors(read_corpus(TextCorpus(source=source, target=target)))

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from mtrain.cli import terminal
-from mtrain.cli.options import Debug, InputFile, ModelFolder, OutputFile, Quiet
-from mtrain.cli.output import FLUSH_EVERY, is_stream, open_output, require_writable, write_lines
-from mtrain.cli.pipe import answered_pipe
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import FLUSH_EVERY, is_stream, open_output, require_writable, write_lines
+from mtrain.cli.console.pipe import answered_pipe
 from mtrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,20 +18,20 @@ _LINE_BREAKERS = str.maketrans("\n\r\0", "   ")  # which byte pieces can decode 
 
 
 def segment(
-    model: ModelFolder,
+    model: options.ModelFolder,
     text: Annotated[
         list[str] | None,
         Argument(metavar="TEXT", help="Lines to segment, or to join; - is stdin.", show_default=False),
     ] = None,
-    input_file: InputFile = None,
-    output_file: OutputFile = None,
+    input_file: options.InputFile = None,
+    output_file: options.OutputFile = None,
     ids: Annotated[bool, Option("--ids", help="Print or read token ids instead of pieces.")] = False,
     join: Annotated[bool, Option("--join", help="Join pieces or ids into text.")] = False,
     side: Annotated[
         Literal["source", "target"], Option(help="Vocabulary to use, if MODEL has one for each language.")
     ] = "source",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Split text into the subword pieces of MODEL, or join them.
 

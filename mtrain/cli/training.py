@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from mtrain.cli import terminal
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.tables import format_scores, format_table
 from mtrain.cli.data import fit_command
-from mtrain.cli.options import ConfigFile, Debug, Device, Json, NoCheck, Quiet, RunDir, Set, overrides
-from mtrain.cli.output import open_stdout
-from mtrain.cli.tables import format_scores, format_table
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
@@ -20,8 +19,8 @@ log = logging.getLogger(__name__)
 
 
 def fit(
-    config: ConfigFile,
-    run_dir: RunDir = None,
+    config: options.ConfigFile,
+    run_dir: options.RunDir = None,
     resume: Annotated[
         str,
         Option(
@@ -33,11 +32,11 @@ def fit(
     allow_data_change: Annotated[
         bool, Option("--allow-data-change", help="Resume even though the corpus has changed.")
     ] = False,
-    no_check: NoCheck = False,
-    set_: Set = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    no_check: options.NoCheck = False,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Train a model on the corpora of CONFIG.
 
@@ -53,7 +52,7 @@ def fit(
     from mtrain.config.load import load_config
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
-    loaded = load_config(config, overrides(given, run_dir=run_dir))
+    loaded = load_config(config, options.overrides(given, run_dir=run_dir))
     from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, allow_data_change)
@@ -78,7 +77,7 @@ def _print_test_scores(run_dir: Path, device: str) -> None:
 
 
 def plan(
-    config: ConfigFile,
+    config: options.ConfigFile,
     hardware: Annotated[
         Literal["a100", "h100", "h200", "cpu", "measured"],
         Option(
@@ -90,11 +89,11 @@ def plan(
     price: Annotated[
         float | None, Option(metavar="PER_HOUR", help="Price of one device per hour, to compute the cost.")
     ] = None,
-    run_dir: RunDir = None,
-    json_: Json = False,
-    set_: Set = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    run_dir: options.RunDir = None,
+    json_: options.Json = False,
+    set_: options.Set = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Predict memory, FLOPs, hours and cost of a run.
 
@@ -111,7 +110,7 @@ def plan(
         raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
     from mtrain.config.load import load_config
 
-    loaded = load_config(config, overrides(set_, run_dir=run_dir))
+    loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
     from mtrain.planning.plan import plan as make_plan
     from mtrain.planning.plan_report import plan_notes, plan_rows
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from mtrain.config.corpora import CORPUS_KINDS
 from mtrain.config.messages import Keys
+from mtrain.config.sections.corpora import CORPUS_KINDS
 from mtrain.config.yaml_io import read_document
 from mtrain.errors import UsageError
 from mtrain.paths import expand_home

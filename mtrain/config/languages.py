@@ -32,8 +32,8 @@ class Direction(NamedTuple):
 
     def agrees_with(self, other: "Direction") -> bool:
         """Whether the languages are the same, as far as they are known: a code may be `und`."""
-        pairs = list(zip(self, other, strict=True))
-        return all("und" in pair or is_same_language(*pair) for pair in pairs)
+        pairs = zip(self, other, strict=True)
+        return all("und" in (own, code) or is_same_language(own, code) for own, code in pairs)
 
     def tag(self, tags: LanguageTags) -> str:
         """What tells a multilingual model the languages of a source sentence, at its beginning: `<2de>` for

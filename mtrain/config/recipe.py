@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mtrain.config.presets import SIZES
 from mtrain.config.schema import Config
+from mtrain.config.sections.presets import SIZES
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
@@ -86,11 +86,15 @@ class Budget(NamedTuple):
     @classmethod
     def of(cls, config: Config) -> "Budget":
         """The budget of a config."""
-        recipe = config.training
-        batch = recipe.batch_tokens if "batch_tokens" in recipe.model_fields_set else None
-        steps, epochs = (limit and min(limit, ENDLESS) for limit in (recipe.max_steps, recipe.max_epochs))
-        limits = steps, epochs, recipe.max_minutes
-        return cls(*limits, batch, config.data.max_length, recipe.validation_beam_size)
+        training = config.training
+        return cls(
+            steps=training.max_steps and min(training.max_steps, ENDLESS),
+            epochs=training.max_epochs and min(training.max_epochs, ENDLESS),
+            minutes=training.max_minutes,
+            batch_tokens=training.batch_tokens if "batch_tokens" in training.model_fields_set else None,
+            least_batch=config.data.max_length,
+            validation_beam_size=training.validation_beam_size,
+        )
 
     @property
     def unlimited(self) -> bool:

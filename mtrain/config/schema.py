@@ -6,14 +6,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from mtrain.config.data import DataConfig
-from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import LanguageTags
-from mtrain.config.model import Architecture, ModelConfig
-from mtrain.config.presets import SIZES
 from mtrain.config.section import FilePath, Section
-from mtrain.config.tokenizer import TokenizerConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.data import DataConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import Architecture, ModelConfig
+from mtrain.config.sections.presets import SIZES
+from mtrain.config.sections.tokenizer import TokenizerConfig
+from mtrain.config.sections.training import TrainingConfig
 
 Format = Literal["marian", "ctranslate2"]
 
@@ -48,7 +48,8 @@ class Config(Section):
     def _defaults_that_depend_on_the_model(cls, values: Any) -> Any:
         """The defaults of a pair classifier, and the automatic recipe if no sizes are given."""
         found = values if isinstance(values, dict) else {}
-        model, training, data = (found.get(name, {}) for name in ("model", "training", "data"))
+        model, training = found.get("model", {}), found.get("training", {})
+        data = found.get("data", {})
         if not all(isinstance(section, dict) for section in (values, model, training, data)):
             return values  # which is an error
         if model.get("head") == "pair_classifier":
@@ -77,10 +78,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        recipe, auto = self.training, self.model.preset == "auto"
-        planned = recipe.max_steps or recipe.max_epochs or (auto and recipe.max_minutes)
-        if recipe.schedule in ("cosine", "linear") and not planned:
-            raise ValueError(f"training.schedule: {recipe.schedule} needs max_steps or max_epochs")
+        training, auto = self.training, self.model.preset == "auto"
+        planned = training.max_steps or training.max_epochs or (auto and training.max_minutes)
+        if training.schedule in ("cosine", "linear") and not planned:
+            raise ValueError(f"training.schedule: {training.schedule} needs max_steps or max_epochs")
         if self.data.folder and os.path.abspath(self.data.folder) == os.path.abspath(self.run_dir):  # noqa: PTH100
             raise ValueError(
                 "data.folder must differ from run_dir; give another folder, such as data/encoded"
@@ -93,9 +94,9 @@ class Config(Section):
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
         self._require_visible_changes(reused is not None)
         longest = self.longest_sequence
-        if auto and "batch_tokens" not in recipe.model_fields_set:  # the batch will be large enough
-            recipe = recipe.model_copy(update={"batch_tokens": max(longest, recipe.batch_tokens)})
-        budget = recipe.micro_batch_limit
+        if auto and "batch_tokens" not in training.model_fields_set:  # the batch will be large enough
+            training = training.model_copy(update={"batch_tokens": max(longest, training.batch_tokens)})
+        budget = training.micro_batch_limit
         known = "max_length" in self.data.model_fields_set or not self.training.init_from
         if known and longest > budget:
             halved = self.training.r_drop and self.training.micro_batch_tokens != "auto"
@@ -106,19 +107,19 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _head_agrees(self) -> Self:
-        recipe, model = self.training, self.model
+        training, model = self.training, self.model
         if not model.is_classifier:
-            if recipe.best_metric == "auc":
+            if training.best_metric == "auc":
                 raise ValueError("training.best_metric: auc needs model.head: pair_classifier")
             if self.data.corruptions is not None:
                 raise ValueError("data.corruptions needs model.head: pair_classifier")
             return self
-        if recipe.best_metric not in ("auc", "nll"):
+        if training.best_metric not in ("auc", "nll"):
             raise ValueError(
-                f"training.best_metric: {recipe.best_metric} scores translations; use auc or nll"
+                f"training.best_metric: {training.best_metric} scores translations; use auc or nll"
             )
-        if recipe.r_drop or "decoder" in recipe.freeze:
-            key = "r_drop" if recipe.r_drop else "freeze: decoder"
+        if training.r_drop or "decoder" in training.freeze:
+            key = "r_drop" if training.r_drop else "freeze: decoder"
             raise ValueError(f"training.{key} does not apply to a pair classifier; remove it")
         if not self.tokenizer.joint:
             raise ValueError("model.head: pair_classifier needs tokenizer.joint: true")

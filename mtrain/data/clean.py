@@ -6,8 +6,8 @@ from itertools import compress, repeat
 from operator import add, ne
 from typing import IO
 
-from mtrain.config.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.preparing.encode_folder import format_counts
 from mtrain.data.reading.blocks import RawBlock, read_blocks

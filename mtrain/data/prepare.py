@@ -4,8 +4,8 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
+from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.epochs.schedule import ONE_WINDOW, WindowLayout
 from mtrain.data.epochs.windows import WindowedCorpus

@@ -9,7 +9,7 @@ import torch
 
 from mtrain.decoding.alignment import Floats
 from mtrain.decoding.batches import in_batches, padded, position_limit
-from mtrain.decoding.forced import layer_attention
+from mtrain.decoding.search.forced import layer_attention
 from mtrain.model.build import evaluating
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -7,13 +7,13 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.alignment import Alignment, align, words_at
 from mtrain.decoding.batches import padded, position_limit
-from mtrain.decoding.beam import Hypothesis
-from mtrain.decoding.forced import cross_attention
-from mtrain.decoding.mbr import rank, sentence_metric
-from mtrain.decoding.search import search
+from mtrain.decoding.search.beam import Hypothesis
+from mtrain.decoding.search.forced import cross_attention
+from mtrain.decoding.search.mbr import rank, sentence_metric
+from mtrain.decoding.search.search import search
 from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
@@ -62,27 +62,25 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
     Raises ModelError if the model's outputs are not finite, UsageError if the constraints of `task.config`
     exclude every translation of a part.
     """
-    config, parts, target_lang, n_best, alignments, scored = task
+    config, parts = task.config, task.parts
     pad_id, most = ensemble.models[0].config.pad_id, position_limit(ensemble.models)
     source, keep = padded([part.source for part in parts], pad_id, ensemble.device, _SOURCE_MULTIPLE, most)
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-    found = search(ensemble.models, source, keep, config, prefixes, keys, scored)
-    found = [
-        _possible(hypotheses, ensemble.models, config, part)
-        for hypotheses, part in zip(found, parts, strict=True)
-    ]
-    found = [_ranked(hypotheses, ensemble.tokenizer, config, target_lang)[:n_best] for hypotheses in found]
+    found = search(ensemble.models, source, keep, config, prefixes, keys, task.scored)
+    for row, part in enumerate(parts):
+        possible = _possible(found[row], ensemble.models, config, part)
+        found[row] = _ranked(possible, ensemble.tokenizer, config, task.target_lang)[: task.n_best]
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     aligned = None
-    if alignments:
+    if task.alignments:
         aligned = _align(ensemble, config.alignment_layer, parts, source, keep, found, decoded)
     texts = iter(decoded)
     return [
         [
             Translation(
                 next(texts),
-                h.score if scored else math.nan,
-                h.log_prob if scored else math.nan,
+                h.score if task.scored else math.nan,
+                h.log_prob if task.scored else math.nan,
                 len(h.ids) + h.finished,
                 h.finished,
                 aligned[part][k] if aligned else None,

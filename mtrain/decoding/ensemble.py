@@ -13,8 +13,8 @@ def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[L
     """Load a model or an ensemble. Raises ModelError if a folder is missing or damaged, or if the models
     cannot decode together."""
     loaded = [load_model(folder, overrides) for folder in folders]
-    for one, other in combinations(zip(folders, loaded, strict=True), 2):
-        _check_ensemble(*one, *other)
+    for (path, first), (folder, other) in combinations(zip(folders, loaded, strict=True), 2):
+        _check_ensemble(path, first, folder, other)
     return loaded
 
 

@@ -11,10 +11,9 @@ Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
 _TAIL = 400  # characters at the end of a text that are examined
 _REPEATED = re.compile(r"(.{1,100}?)\1{2,}", re.DOTALL)  # some characters at least three times
 _LEAST_REPEATED = 10  # characters; "..." and "hahaha" are common
-_MAX_RATIO, _ALLOWANCE = (
-    3,
-    20,
-)  # the longer text is at most `_MAX_RATIO` times the shorter one plus `_ALLOWANCE`
+# The longer text is at most `_MAX_RATIO` times the shorter one plus `_ALLOWANCE`.
+_MAX_RATIO = 3
+_ALLOWANCE = 20
 _SHOWN = 5  # lines that a summary names for each problem
 _DESCRIPTIONS: dict[Problem, str] = {
     "empty": "empty",

@@ -1,6 +1,7 @@
 """Splitting the input into windows of lines, and lines into parts: all lines, or those that are too long."""
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,14 +10,15 @@ from typing import NamedTuple
 
 from sentencex import segment
 
-from mtrain.config.decoding import Split
 from mtrain.config.languages import base_language, split_tag
+from mtrain.config.sections.decoding import SplitMode
 from mtrain.decoding.alignment import words_at
-from mtrain.decoding.translation import LINE_BREAK
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
 
 log = logging.getLogger(__name__)
+
+LINE_BREAK = re.compile("(\r?\n)")
 
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
 # Lines that are read, sorted by length and translated before the next are read. Larger windows gain no speed,
@@ -43,7 +45,9 @@ def windows(
     """
     texts: list[str] = []
     beginnings: list[str] = []
-    size, started, rest = 0, 0.0, None if prefixes is None else iter(prefixes)
+    size = 0  # characters
+    started = 0.0
+    rest = None if prefixes is None else iter(prefixes)
     wanted = most if isinstance(lines, list) else min(FIRST_WINDOW, most)
     most_characters = WINDOW_CHARACTERS * max(1, most // WINDOW)
     try:
@@ -65,7 +69,8 @@ def windows(
                 yield texts, beginnings
                 if len(texts) >= wanted:
                     wanted = min(2 * wanted, most)
-                texts, beginnings, size = [], [], 0
+                texts, beginnings = [], []
+                size = 0
         if rest is not None and next(rest, None) is not None:
             raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     except DataError:
@@ -123,7 +128,7 @@ class Splitter(NamedTuple):
     tokenizer: Tokenizer
     longest: int
     language: str
-    mode: Split = "long"  # `decoding.split`
+    mode: SplitMode = "long"  # `decoding.split`
     tag: Sequence[int] = ()
     is_chosen: bool = False
 
@@ -140,7 +145,9 @@ class Splitter(NamedTuple):
         lines = list(self._lines_of(texts, first))
         prefix_ids = self.tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
         split = self._split_lines([line.text for line in lines])
-        parts, parts_of_text, first_line_of = list[Part](), Counter[int](), dict[int, int]()
+        parts: list[Part] = []
+        parts_of_text = Counter[int]()
+        first_line_of: dict[int, int] = {}
         for index, (line, (is_whole, of_line)) in enumerate(zip(lines, split, strict=True)):
             filled = list(filter(None, of_line))
             parts_of_text[line.owner] += len(filled)
@@ -187,7 +194,8 @@ class Splitter(NamedTuple):
 
     def _words(self, line: _Line, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:
         """`Part.words` of the parts of a line."""
-        source, positions, end = self.tokenizer.source, [], len(line.whole) - len(line.text)
+        source, positions = self.tokenizer.source, []
+        end = len(line.whole) - len(line.text)
         sentences = [line.text] if is_whole else self._sentences(line.text)
         for sentence, begins in zip(sentences, source.positions(sentences), strict=True):
             start = max(end, line.whole.find(sentence, end))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.split import Part
 
 

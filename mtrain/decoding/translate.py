@@ -5,23 +5,20 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.languages import Direction, LanguageTags, is_same_language, sentence_separator
+from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.ensemble import load_ensemble
-from mtrain.decoding.mbr import sentence_metric
+from mtrain.decoding.join import count_lines, join_texts
+from mtrain.decoding.search.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
 from mtrain.decoding.task import DecodingTask
-from mtrain.decoding.translation import EMPTY, Translation, join, join_lines, kth_best, with_n_best
+from mtrain.decoding.translation import Translation
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
@@ -29,7 +26,6 @@ from mtrain.errors import UsageError
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.paths import path_of
-from mtrain.tokenizer.tokenizer import Tokenizer
 
 
 class Translator:
@@ -41,11 +37,9 @@ class Translator:
 
     def __init__(
         self,
-        models: Sequence[Transformer],
-        tokenizer: Tokenizer,
+        ensemble: Ensemble[Transformer],
         decoding: DecodingConfig,
         direction: Direction,
-        device: torch.device,
         max_length: int,
         fingerprint: str = "",
         processes: bool = True,
@@ -54,13 +48,17 @@ class Translator:
         """`max_length` is the maximum length of a part in tokens. Without `processes`, no worker processes
         are started, regardless of `decoding.workers`. With `language_tags`, the models know the languages
         from tags, and `between` chooses others than `direction`."""
-        self.tokenizer, self.decoding = tokenizer, decoding
-        self.direction, self.language_tags = direction, language_tags
+        self.tokenizer = ensemble.tokenizer
+        self.device = ensemble.device
+        self.direction = direction
         self.own_direction = direction  # that of the models, which `between` leaves as it is
-        self.tag = tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
+        self.language_tags = language_tags
+        self.tag = self.tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
         self.is_chosen = False  # whether `between` chose the languages
-        self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
-        self._originals, self._processes = Ensemble(models, tokenizer, device), processes
+        self.max_length = max_length
+        self.fingerprint = fingerprint
+        self._originals = ensemble
+        self._processes = processes
         self._workers: Workers | None = None
         self._ranks: Ranks | None = None  # that share the decoding; see `lead`
         self._loaded: tuple[str, list[str]] | None = None  # the arguments of `load`: device and folders
@@ -89,17 +87,16 @@ class Translator:
         Raises ModelError if a folder is missing or damaged or the vocabularies of an ensemble differ,
         UsageError for an unavailable device or an invalid override.
         """
-        torch_device, folders = resolve_device(device), [path_of(folder) for folder in (path, *ensemble)]
+        torch_device = resolve_device(device)
+        folders = [path_of(folder) for folder in (path, *ensemble)]
         if workers is not None:
             overrides = (*overrides, f"decoding.workers={workers}")
         loaded = load_ensemble(folders, tuple(overrides))
         first = loaded[0]
         translator = cls(
-            [one.model.to(torch_device) for one in loaded],
-            first.tokenizer,
+            Ensemble([one.model.to(torch_device) for one in loaded], first.tokenizer, torch_device),
             first.config.decoding,
             Direction(first.config.source_lang, first.config.target_lang),
-            torch_device,
             min(one.config.max_length for one in loaded),
             "+".join(one.fingerprint for one in loaded),
             language_tags=first.config.language_tags,
@@ -109,11 +106,11 @@ class Translator:
 
     @classmethod
     def _reload(
-        cls, device: str, folders: Sequence[str], decoding: dict[str, object], languages: Sequence[str]
+        cls, device: str, folders: Sequence[str], decoding: dict[str, object], chosen: Direction | None
     ) -> Self:
         """The translator that `__reduce__` describes."""
         translator = cls.load(folders[0], device, ensemble=folders[1:]).with_settings(**decoding)
-        return translator.between(*languages)
+        return translator if chosen is None else translator.between(chosen.source, chosen.target)
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
         """Pickles and deep copies contain the folders and the settings, and load the models again. Raises
@@ -121,8 +118,8 @@ class Translator:
         self.workers  # noqa: B018  # an error if it is closed
         if self._loaded is None:
             raise TypeError("only a Translator that was made by Translator.load can be pickled")
-        languages = tuple(self.direction) if self.is_chosen else ()
-        return type(self)._reload, (*self._loaded, self.decoding.model_dump(mode="json"), languages)
+        chosen = self.direction if self.is_chosen else None
+        return type(self)._reload, (*self._loaded, self.decoding.model_dump(mode="json"), chosen)
 
     def __copy__(self) -> Self:
         """A translator that shares the models and worker processes, as `with_settings` does."""
@@ -165,14 +162,10 @@ class Translator:
         direction = Direction(given[0] or self.direction.source, given[1] or self.direction.target)
         is_free = self.language_tags != "none" or self.target_lang == "und"  # imported without languages
         if not is_free and not is_same_language(direction.target, self.target_lang):
-            found = f"the model translates into {self.target_lang}, not {direction.target}"
-            tags = self.tokenizer.source.marian_tags
-            cure = (
-                f"begin each line with a tag of the model, such as {tags[0]}"
-                if tags
-                else "it has no language tags"
-            )
-            raise UsageError(f"{found}; {cure}")
+            cure = "it has no language tags"
+            if tags := self.tokenizer.source.marian_tags:
+                cure = f"begin each line with a tag of the model, such as {tags[0]}"
+            raise UsageError(f"the model translates into {self.target_lang}, not {direction.target}; {cure}")
         self.workers  # noqa: B018  # an error if this one is closed
         other = copy.copy(self)
         other.direction, other.tag = direction, self.tokenizer.tag_ids(direction.tag(self.language_tags))
@@ -263,13 +256,12 @@ class Translator:
         alignments: bool = False,
         prefixes: Iterable[str] | None = None,
         first: int = 0,
-        window: int | None = None,
         scored: bool = True,
         progress: Callable[[int, int], object] = lambda lines, tokens: None,
         paused: Callable[[float], bool] = lambda waited: False,
     ) -> Iterator[Translation]:
-        """Like `translate`, but yields translations, in bounded memory: reads at most `window` lines at a
-        time, by default 4,096, or 2,048 for each of more than two workers.
+        """Like `translate`, but yields translations, in bounded memory: reads at most 4,096 lines at a time,
+        or 2,048 for each of more than two workers.
 
         `first` is the index of the first line in the whole input. It makes sampling independent of where an
         interrupted translation was resumed. `progress` is called with the number of lines and of target
@@ -280,13 +272,8 @@ class Translator:
         """
         lines = [lines] if isinstance(lines, str) else lines
         workers = self.workers if self._ranks is None else SharedWorkers(self.workers, self._ranks)
-        if n_best < 1:
-            raise UsageError(f"{n_best} translations of each line were requested; ask for 1 or more")
-        if n_best > self.decoding.hypotheses:
-            found = f"only {self.decoding.hypotheses} are decoded"
-            advice = "raise decoding.beam_size or decoding.samples"
-            raise UsageError(f"{n_best} translations of each line were requested, but {found}; {advice}")
-        window = window or max(WINDOW, WINDOW_PER_WORKER * workers.count)
+        self.decoding.require_hypotheses(n_best)
+        window = max(WINDOW, WINDOW_PER_WORKER * workers.count)
 
         def decoded(part: Part, found: list[Translation]) -> None:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
@@ -295,29 +282,19 @@ class Translator:
             parts = self.splitter.parts_of(texts, beginnings, first, alignments)
             task = DecodingTask(self.decoding, parts, self.target_lang, n_best, alignments, scored)
             translations = workers.decode(task, decoded)
-            pairs = zip(parts, translations, strict=True)
-            by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}
-            empty = with_n_best([replace(EMPTY, alignment=() if alignments else None)], n_best)
-            counts = [1 + text.count("\n") for text in texts]  # lines
-            progress(sum(counts) - len(by_line), 0)  # the empty lines
-            line = 0
-            for text, count in zip(texts, counts, strict=True):
-                rows = (by_line.get(row) for row in range(line, line + count))
-                of_text = [self._joined(row, n_best) if row else empty for row in rows]
-                yield join_lines(of_text, text, n_best, self.decoding.length_penalty)
-                line += count
-            first += line
+            count = sum(map(count_lines, texts))
+            progress(count - len({part.line for part in parts}), 0)  # the empty lines
+            yield from join_texts(texts, task, translations)
+            first += count
 
     @property
     def splitter(self) -> Splitter:
         """Splits texts into lines, and lines into parts."""
-        limits = self.max_length, self.direction.source
-        return Splitter(self.tokenizer, *limits, self.decoding.split, self.tag, self.is_chosen)
-
-    def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
-        """The translation of a line, joined from its parts; the k-th best consists of their k-th best."""
-        if len(parts) == 1:
-            return with_n_best(parts[0][1], n_best)
-        space, penalty = sentence_separator(self.target_lang), self.decoding.length_penalty
-        columns = kth_best([found for _, found in parts])
-        return with_n_best([join(column, space, penalty) for column in columns], n_best)
+        return Splitter(
+            self.tokenizer,
+            longest=self.max_length,
+            language=self.direction.source,
+            mode=self.decoding.split,
+            tag=self.tag,
+            is_chosen=self.is_chosen,
+        )

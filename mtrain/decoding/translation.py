@@ -2,13 +2,11 @@
 
 import json
 import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import accumulate, chain, zip_longest
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mtrain.decoding.alignment import Alignment, words_at
+from mtrain.decoding.alignment import Alignment
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,6 @@ class Translation:
         return known
 
 
-LINE_BREAK = re.compile("(\r?\n)")
-EMPTY = Translation("", 0.0, 0.0, 0, True)
-
-
 def json_line(value: object) -> str:
     """A value as one line of JSON, with null for numbers that are not finite, which JSON cannot express."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n"
@@ -85,65 +79,3 @@ def from_fields(found: Sequence[Sequence[dict[str, Any]]]) -> list[list[Translat
 def _translation(alignment: list[list[int]] | None, n_best: object, **others: Any) -> Translation:
     links = None if alignment is None else tuple((source, target) for source, target in alignment)
     return Translation(alignment=links, **others)
-
-
-def join(parts: Sequence[Translation], space: str, length_penalty: float) -> Translation:
-    """The translation of a line from the translations of its parts, with `space` between them. The alignments
-    of the parts have the words of the line as sources."""
-    filled = [part for part in parts if part.text]
-    text = space.join(part.text for part in filled)
-    starts = accumulate((len(part.text) + len(space) for part in filled[:-1]), initial=0)
-    # Without a space, the first word of a part is joined to the previous word.
-    first_words = words_at(text, list(starts)) if filled else []
-    alignment = [
-        (source, first + target)
-        for part, first in zip(filled, first_words, strict=True)
-        for source, target in part.alignment or ()
-    ]
-    tokens = sum(part.tokens for part in parts)
-    log_prob = sum(part.log_prob for part in parts)
-    coverage = sum(part.score - part.log_prob / part.tokens**length_penalty for part in parts)
-    return Translation(
-        text,
-        log_prob / tokens**length_penalty + coverage,
-        log_prob,
-        tokens,
-        all(part.finished for part in parts),
-        None if parts[0].alignment is None else tuple(dict.fromkeys(alignment)),
-    )
-
-
-def join_lines(lines: Sequence[Translation], text: str, n_best: int, length_penalty: float) -> Translation:
-    """The translation of a text from the translations of its lines, with the same line breaks. The k-th best
-    consists of the k-th best of each line."""
-    if len(lines) == 1:
-        return lines[0]
-    columns = kth_best([line.n_best or (line,) for line in lines])
-    return with_n_best([_with_breaks(column, text, length_penalty) for column in columns], n_best)
-
-
-def kth_best(ranked: Sequence[Sequence[Translation]]) -> Iterator[list[Translation]]:
-    """Yield the best translations of several texts, then the second best ones, and so on. Where a text has
-    fewer than others, its last one is repeated."""
-    for k in range(max(map(len, ranked))):
-        yield [found[min(k, len(found) - 1)] for found in ranked]
-
-
-def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float) -> Translation:
-    """The translations of the lines of a text, joined."""
-    fields_of_text = LINE_BREAK.split(text)
-    sources, breaks = fields_of_text[::2], fields_of_text[1::2]
-    filled, words = [], 0
-    for line, source in zip(lines, sources, strict=True):
-        if line.alignment is not None:
-            line = replace(line, alignment=tuple((words + i, j) for i, j in line.alignment))
-        filled += [line] if line.tokens else []
-        words += len(source.split())
-    joined = join(filled, " ", length_penalty) if filled else lines[0]
-    texts = [line.text for line in lines]
-    return replace(joined, text="".join(chain.from_iterable(zip_longest(texts, breaks, fillvalue=""))))
-
-
-def with_n_best(translations: Sequence[Translation], n_best: int) -> Translation:
-    """The best of the translations of a line, with all of them in its field `n_best` if `n_best` > 1."""
-    return replace(translations[0], n_best=tuple(translations[:n_best])) if n_best > 1 else translations[0]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from mtrain.checkpoint.tensors import model_without_weights
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from mtrain.config.decoding import DecodingConfig
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
 from mtrain.decoding.split import Part

@@ -23,16 +23,23 @@ def read_launch() -> Launch:
 
     Raises UsageError if one of them is not an integer.
     """
-    optional = {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
-    values = {**optional, **os.environ}
-    if not values.keys() >= set(_REQUIRED):
+    if not os.environ.keys() >= set(_REQUIRED):
         return Launch()
-    numbers = []
-    for name in (*_REQUIRED, *optional):
-        if not values[name].isdecimal():
-            raise UsageError(f"{name}: {values[name]!r} in the environment is not a number; use torchrun")
-        numbers.append(int(values[name]))
-    return Launch(*numbers)
+    return Launch(
+        rank=_number("RANK"),
+        size=_number("WORLD_SIZE"),
+        local_rank=_number("LOCAL_RANK"),
+        local_size=_number("LOCAL_WORLD_SIZE", "1"),
+        restarts=_number("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def _number(name: str, default: str = "") -> int:
+    """The value of an environment variable."""
+    value = os.environ.get(name, default)
+    if not value.isdecimal():
+        raise UsageError(f"{name}: {value!r} in the environment is not a number; use torchrun")
+    return int(value)
 
 
 def require_repeatable(uses_streams: bool, cure: str) -> None:

@@ -73,7 +73,7 @@ class RankStore:
         self.hosts = [""] * self.size  # names of the ranks' machines, for messages
         self._rounds = 0  # of `exchange`
         try:
-            store, _, _ = next(rendezvous("env://", timeout=START_TIMEOUT))
+            store = next(rendezvous("env://", timeout=START_TIMEOUT))[0]
         except (RuntimeError, ValueError) as error:
             place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise DistributedError(f"cannot reach the other ranks at {place}: {_first_line(error)}") from None

@@ -69,9 +69,14 @@ def compare_systems(
 def _paired_score(system: str, resampled: str | Result, shuffled: str | Result) -> PairedScore:
     assert isinstance(resampled, Result) and isinstance(shuffled, Result)
     assert resampled.mean is not None and resampled.ci is not None
-    mean, confidence = float(resampled.mean), float(resampled.ci)  # NumPy's numbers are not valid JSON
-    p_values = [None if test.p_value is None else float(test.p_value) for test in (resampled, shuffled)]
-    return PairedScore(system, float(resampled.score), mean, confidence, *p_values)
+    return PairedScore(  # NumPy's numbers are not valid JSON
+        system,
+        score=float(resampled.score),
+        mean=float(resampled.mean),
+        confidence=float(resampled.ci),
+        bootstrap_p=None if resampled.p_value is None else float(resampled.p_value),
+        randomization_p=None if shuffled.p_value is None else float(shuffled.p_value),
+    )
 
 
 def _require_seed() -> None:

@@ -14,10 +14,10 @@ from mtrain.checkpoint.model_info import (
     require_model,
     run_folder_of,
 )
-from mtrain.config.corpora import Holdout
-from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
+from mtrain.config.sections.corpora import Holdout
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.files import further_references
 from mtrain.data.reading.lines import raise_errors, read_text
 from mtrain.data.reading.parse import good_pairs, read_corpus
@@ -25,7 +25,7 @@ from mtrain.data.rewriting.augment import Side, change_pair
 from mtrain.data.store.folder import directions_of_validation, find_data_folder, read_summary, read_validation
 from mtrain.decoding.problems import ProblemCounter, count_problems
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.metrics import Score, score
+from mtrain.evaluation.metrics import MetricScore, score
 from mtrain.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -140,11 +140,12 @@ def with_augmented(
     possible. Sources and references change as training pairs do with `data.augment`. Which typing errors a
     source has depends only on its place in the set. A copy in which nothing would change is left out."""
     tokenizer = translator.tokenizer
-    symbols = tokenizer.source.symbol_pattern, tokenizer.target.symbol_pattern
     for test in tests:
         yield test
         direction = test.direction or translator.direction
-        sides = Side(direction.source, symbols[0]), Side(direction.target, symbols[1])
+        source_side = Side(direction.source, tokenizer.source.symbol_pattern)
+        target_side = Side(direction.target, tokenizer.target.symbol_pattern)
+        sides = source_side, target_side
         for name in changes:
             pairs = [
                 change_pair(name, source, references, sides, random.Random(f"{name} {row}"))
@@ -159,7 +160,7 @@ def with_augmented(
             yield TestSet(f"{test.name}, {name}", sources, copied, test.direction)
 
 
-def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[Score]:
+def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[MetricScore]:
     """Translate a test set and score the translations."""
     return score(translate_set(test, translator).texts, test.references, metrics)
 
@@ -175,7 +176,7 @@ def translate_set(test: TestSet, translator: "Translator") -> Output:
     """Translate a test set, with a progress bar. Raises UsageError if the model does not know its
     languages."""
     if test.direction is not None:
-        translator = translator.between(*test.direction)
+        translator = translator.between(test.direction.source, test.direction.target)
     problems, texts = ProblemCounter(), []
     with ProgressBar(f"{test.name}: translated", "lines", len(test.sources)) as progress:
         found = translator.stream(test.sources, scored=False, progress=progress.add)

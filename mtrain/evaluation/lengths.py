@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mtrain.evaluation.differences import words
-from mtrain.evaluation.metrics import Score, score
+from mtrain.evaluation.metrics import MetricScore, score
 
 BOUNDS = (10, 20, 30, 40, 50)  # the longest source of each bucket but the last, in words
 
@@ -15,7 +15,7 @@ class LengthBucket(NamedTuple):
     shortest: int
     longest: int | None  # None: no limit
     sentences: int
-    scores: list[Score]
+    scores: list[MetricScore]
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ def named_signature(metric: str, signature: str) -> str:
     return f"{names.get(metric, metric)}|{signature}"
 
 
-class Score(NamedTuple):
+class MetricScore(NamedTuple):
     """The score of one metric on one test set."""
 
     metric: str
@@ -72,7 +72,7 @@ def without_blank(references: Sequence[Sequence[str]]) -> list[list[str | None]]
 
 def score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: dict[str, Any]
-) -> list[Score]:
+) -> list[MetricScore]:
     """Score detokenized hypotheses against one or more lists of references; see `without_blank`.
 
     Raises DataError if there are no hypotheses or the numbers of lines differ.
@@ -82,7 +82,7 @@ def score(
     for name, metric in metrics.items():
         result = metric.corpus_score(hypotheses, present)
         signature = str(metric.get_signature())
-        scores.append(Score(name, result.score, signature, result.format(signature=signature)))
+        scores.append(MetricScore(name, result.score, signature, result.format(signature=signature)))
     return scores
 
 

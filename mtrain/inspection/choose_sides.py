@@ -10,7 +10,7 @@ from mtrain.errors import UsageError
 from mtrain.inspection.table_columns import SOURCE_WORDS, TARGET_WORDS
 
 
-class Side(NamedTuple):
+class FoundText(NamedTuple):
     """A text that may be the source or the target."""
 
     name: str  # of the file, column or field
@@ -39,25 +39,27 @@ class Side(NamedTuple):
         return bool(language and self.identified and self.identified.is_not(language))
 
 
-class Sides(NamedTuple):
+class ChosenSides(NamedTuple):
     """The source and the target. `certain` is whether nothing else could be meant."""
 
-    source: Side
-    target: Side
+    source: FoundText
+    target: FoundText
     certain: bool = True
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
         """The languages; None for both if they seem to be the same one, which cannot be translated."""
-        languages = self.source.language, self.target.language
-        return (None, None) if is_same_language(*languages) else languages
+        source, target = self.source.language, self.target.language
+        return (None, None) if is_same_language(source, target) else (source, target)
 
-    def with_given(self, source: str | None, target: str | None) -> "Sides":
+    def with_given(self, source: str | None, target: str | None) -> "ChosenSides":
         """These sides in the languages that the user gives."""
-        return Sides(self.source._replace(given=source), self.target._replace(given=target), self.certain)
+        return ChosenSides(
+            self.source._replace(given=source), self.target._replace(given=target), self.certain
+        )
 
 
-def with_languages(sides: Sequence[Side], file: str) -> list[Side]:
+def with_languages(sides: Sequence[FoundText], file: str) -> list[FoundText]:
     """Add the languages of the texts, as far as their contents tell. If there are two texts in a file whose
     name has two languages, such as `en-de.tsv`, these are used; the contents tell which is which."""
     found = [side._replace(identified=identify_language(side.texts)) for side in sides]
@@ -70,14 +72,14 @@ def with_languages(sides: Sequence[Side], file: str) -> list[Side]:
 
 
 def choose_sides(
-    sides: Sequence[Side], keys: tuple[str | None, str | None], languages: tuple[str | None, str | None]
-) -> Sides:
+    sides: Sequence[FoundText], keys: tuple[str | None, str | None], languages: tuple[str | None, str | None]
+) -> ChosenSides:
     """Choose the source and the target among at least two texts: by the given keys or names, by the given
     languages, by their own names, or else the first two. Two files keep their order, unless their names say
     which one is the source. Raises UsageError if a given key or name is missing.
     """
     if len(sides) == 2 and all(side.is_marked for side in sides):
-        return Sides(sides[0], sides[1])
+        return ChosenSides(sides[0], sides[1])
     source, target = (
         _by_key(sides, key) or _by_language(sides, language)
         for key, language in zip(keys, languages, strict=True)
@@ -87,32 +89,31 @@ def choose_sides(
             raise UsageError(f"{source.name}: source and target are the same; give two")
         source, target = (source, None) if keys[0] else (None, target)
     if source is not None and target is not None:
-        return Sides(source, target)
+        return ChosenSides(source, target)
     if source is not None or target is not None:
         rest = [side for side in sides if side is not source and side is not target]
         other, certain = _other(rest, TARGET_WORDS if target is None else SOURCE_WORDS)
-        return Sides(source or other, target or other, certain)
+        return ChosenSides(source or other, target or other, certain)
     return _choose_two(sides)
 
 
-def _choose_two(sides: Sequence[Side]) -> Sides:
+def _choose_two(sides: Sequence[FoundText]) -> ChosenSides:
     """Two of some texts, of which none was asked for."""
-    if len(sides) == 2 and all(side.is_file for side in sides):
-        return Sides(sides[0], sides[1])
     sources, targets = _with_word(sides, SOURCE_WORDS), _with_word(sides, TARGET_WORDS)
-    if len(sources) == len(targets) == 1 and sources != targets:
-        return Sides(sources[0], targets[0])
+    are_files = len(sides) == 2 and all(side.is_file for side in sides)
+    if len(sources) == len(targets) == 1 and sources != targets and not are_files:
+        return ChosenSides(sources[0], targets[0])
     if len(sides) == 2:
-        return Sides(sides[0], sides[1])
+        return ChosenSides(sides[0], sides[1])
     named = [side for side in sides if side.named]
     if len(named) == 2 and named[0].named != named[1].named:
-        return Sides(named[0], named[1])
+        return ChosenSides(named[0], named[1])
     first = sides[0]
     others = [side for side in sides if side.language != first.language] or sides[1:]
-    return Sides(first, others[0], certain=False)
+    return ChosenSides(first, others[0], certain=False)
 
 
-def _by_key(sides: Sequence[Side], key: str | None) -> Side | None:
+def _by_key(sides: Sequence[FoundText], key: str | None) -> FoundText | None:
     if key is None:
         return None
     found = [side for side in sides if key in (str(side.key), side.name)]
@@ -124,7 +125,7 @@ def _by_key(sides: Sequence[Side], key: str | None) -> Side | None:
     return found[0]
 
 
-def _by_language(sides: Sequence[Side], language: str | None) -> Side | None:
+def _by_language(sides: Sequence[FoundText], language: str | None) -> FoundText | None:
     """The only text in a language: with the same region or script, or else with any."""
     code = None if language is None else find_language(language) or language
     found = [side for side in sides if is_same_language(side.language, code)]
@@ -132,11 +133,11 @@ def _by_language(sides: Sequence[Side], language: str | None) -> Side | None:
     return found[0] if len(found) == 1 else None
 
 
-def _other(sides: Sequence[Side], words: frozenset[str]) -> tuple[Side, bool]:
+def _other(sides: Sequence[FoundText], words: frozenset[str]) -> tuple[FoundText, bool]:
     """One of the other texts, and whether no other one could be meant."""
     found = _with_word(sides, words) or sides
     return found[0], len(found) == 1
 
 
-def _with_word(sides: Sequence[Side], words: frozenset[str]) -> list[Side]:
+def _with_word(sides: Sequence[FoundText], words: frozenset[str]) -> list[FoundText]:
     return [side for side in sides if words & {word.lower() for word in words_of(side.name)}]

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
 
-from mtrain.config.corpora import Corpus, ParquetCorpus
+from mtrain.config.sections.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
 from mtrain.data.reading.parse import parse_block
 from mtrain.errors import DataError
-from mtrain.inspection.choose_sides import Side, Sides
+from mtrain.inspection.choose_sides import ChosenSides, FoundText
 from mtrain.inspection.file_groups import Group, Roles
 from mtrain.inspection.files import Kind
 from mtrain.inspection.table_columns import read_table
@@ -43,13 +43,15 @@ class Inspected(NamedTuple):
     test: list[InspectedCorpus]
 
 
-def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: Sides) -> Inspected:
+def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: ChosenSides) -> Inspected:
     """Inspect all corpora. `siblings` are validation and test files that were found beside the training
     files; they are used where `roles` has none, and left out with a warning if they cannot be read.
 
     Raises the errors of `inspect_corpus` for the others.
     """
-    train, validation, test = ([inspect_corpus(group, kind, sides) for group in groups] for groups in roles)
+    train = [inspect_corpus(group, kind, sides) for group in roles.train]
+    validation = [inspect_corpus(group, kind, sides) for group in roles.validation]
+    test = [inspect_corpus(group, kind, sides) for group in roles.test]
     given = {file for groups in roles for group in groups for file in group.files}
     for found, groups in ((validation, siblings.validation), (test, siblings.test)):
         for group in groups if not found else ():
@@ -62,13 +64,15 @@ def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: Sides) -> 
     return Inspected(train, validation, test)
 
 
-def inspect_corpus(group: Group, kind: Kind, sides: Sides) -> InspectedCorpus:
+def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCorpus:
     """Count the pairs of a corpus, and check and sample the text of the first million.
 
     Raises DataError if there is no pair, if the sides differ in length, or if many pairs cannot be read.
     """
     corpus: Corpus = TypeAdapter(Corpus).validate_python(spec_of(group, kind, sides))
-    pairs, errors, sample, parsed = 0, list[DataError](), list[Pair](), 0
+    pairs = parsed = 0
+    errors: list[DataError] = []
+    sample: list[Pair] = []
     with ProgressBar("read", "pairs") as progress:
         for number, raw in enumerate(read_blocks(corpus)):
             progress.add(raw.end.first - raw.first)
@@ -91,7 +95,7 @@ def inspect_corpus(group: Group, kind: Kind, sides: Sides) -> InspectedCorpus:
     return InspectedCorpus(group, pairs, len(errors), str(errors[0]) if errors else "", sample)
 
 
-def spec_of(group: Group, kind: Kind, sides: Sides) -> dict[str, Any]:
+def spec_of(group: Group, kind: Kind, sides: ChosenSides) -> dict[str, Any]:
     """The corpus of a group of files as a config describes it. Raises DataError if the group lacks one of the
     languages of the sides."""
     if kind == "text":
@@ -106,7 +110,7 @@ def spec_of(group: Group, kind: Kind, sides: Sides) -> dict[str, Any]:
     return {kind: file, **columns, **{key: True for key, value in flags.items() if value}}
 
 
-def _file_of(group: Group, side: Side) -> str:
+def _file_of(group: Group, side: FoundText) -> str:
     """The file of a side. Files of one group are in any order if their names have their languages."""
     if side.named is None or not all(group.languages):
         return group.files[cast(int, side.key)]

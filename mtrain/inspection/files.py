@@ -13,7 +13,7 @@ from mtrain.data.reading.files import expand
 from mtrain.data.reading.line_blocks import open_blocks
 from mtrain.data.reading.lines import read_lines
 from mtrain.errors import DataError, UsageError
-from mtrain.inspection.choose_sides import Side, with_languages
+from mtrain.inspection.choose_sides import FoundText, with_languages
 from mtrain.inspection.file_groups import Group, group_text_files, split_side
 from mtrain.inspection.table_columns import SAMPLE, read_table, text_columns
 
@@ -141,14 +141,14 @@ def groups_of(names: Sequence[str], kind: Kind, given: Collection[str | None] = 
     return group_text_files(names, given) if kind == "text" else [Group((name,), ()) for name in names]
 
 
-def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Side]:
+def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[FoundText]:
     """The texts of a corpus among which the source and the target are: its files, or the columns of its table
     that contain sentences or are among the given `keys`. Raises DataError if there are fewer than two."""
     if kind == "text":
         marks = [split_side(file)[1] for file in group.files]
         is_marked = marks == ["source", "target"] and not any(group.languages)
         sides = [
-            Side(file, index, _sample_of(file), language, is_file=True, is_marked=is_marked)
+            FoundText(file, index, _sample_of(file), language, is_file=True, is_marked=is_marked)
             for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True))
         ]
         return with_languages(sides, Path(group.files[0]).name if is_marked else "")
@@ -158,7 +158,9 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Side]
     columns = [
         column for column in table.columns if column in columns or {column.name, str(column.key)} & {*keys}
     ]
-    sides = [Side(column.name, column.key, column.texts, _language_of(column.name)) for column in columns]
+    sides = [
+        FoundText(column.name, column.key, column.texts, _language_of(column.name)) for column in columns
+    ]
     if len(sides) < 2:
         found = ", ".join(column.name for column in table.columns)
         hint = "; choose with --source-column and --target-column" if len(table.columns) > 1 else ""

@@ -27,7 +27,7 @@ _PREFIX = 6  # characters
 _MANY = 20  # values, of which one tells whether they repeat
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of TSV, or a field of JSONL or Parquet, with a sample of its texts."""
 
     name: str  # in the header or the records; the number from 0 without a header
@@ -38,7 +38,7 @@ class Column(NamedTuple):
 class Table(NamedTuple):
     """The columns of a file. `header` is whether its first line has their names."""
 
-    columns: list[Column]
+    columns: list[TableColumn]
     header: bool = False
     quotes: bool = False  # whether fields are in quotes
 
@@ -55,7 +55,7 @@ def read_table(file: Path, kind: TableKind) -> Table:
     for record in islice(records, SAMPLE):
         for field, text in _strings(record):
             texts.setdefault(field, []).append(text)
-    return Table([Column(field, field, values) for field, values in texts.items()])
+    return Table([TableColumn(field, field, values) for field, values in texts.items()])
 
 
 def _tsv_columns(file: Path) -> Table:
@@ -72,7 +72,7 @@ def _tsv_columns(file: Path) -> Table:
     usable = [row for row in rows[header:] if len(row) >= width]
     names = rows[0] if header else [str(number) for number in range(width)]
     columns = [
-        Column(_unquoted(name), number, [row[number] for row in usable])
+        TableColumn(_unquoted(name), number, [row[number] for row in usable])
         for number, name in enumerate(names[:width])
     ]
     return Table(columns, header, quotes)
@@ -155,7 +155,7 @@ def _strings(record: Any, above: str = "") -> Iterable[tuple[str, str]]:
             yield from _strings(value, f"{above}{key}.")
 
 
-def text_columns(table: Table) -> list[Column]:
+def text_columns(table: Table) -> list[TableColumn]:
     """The columns that contain sentences, and not numbers, identifiers, URLs or the same text in each row.
 
     Texts that begin alike may be identifiers or sorted sentences: they count if no two other columns do.

@@ -36,7 +36,7 @@ def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | Non
 def _spec(loaded: LoadedModel) -> Any:
     """The CTranslate2 specification of a model, with its weights."""
     specs = import_optional("ctranslate2.specs")
-    model, tokenizer, config = loaded.model, loaded.tokenizer, loaded.model.config
+    model, config = loaded.model, loaded.model.config
     shape: dict[str, Any] = {
         "num_heads": config.heads,
         "pre_norm": config.norm == "pre",
@@ -62,9 +62,9 @@ def _spec(loaded: LoadedModel) -> Any:
     _linear(decoder.projection, *masked_projection(model, loaded.config.decoding.forbidden_ids))
 
     spec = specs.TransformerSpec(encoder, decoder)
-    spec.register_source_vocabulary(tokenizer.source.pieces)
-    spec.register_target_vocabulary(tokenizer.target.pieces)
-    pieces = tokenizer.target.pieces
+    pieces = loaded.tokenizer.target.pieces
+    spec.register_source_vocabulary(loaded.tokenizer.source.pieces)
+    spec.register_target_vocabulary(pieces)
     spec.config.unk_token, spec.config.eos_token = pieces[config.unk_id], pieces[config.eos_id]
     spec.config.bos_token = spec.config.decoder_start_token = pieces[config.bos_id]
     spec.config.add_source_eos = True

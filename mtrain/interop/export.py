@@ -8,7 +8,7 @@ from mtrain.checkpoint.model_card import write_exported_card
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import ExportInfo, model_folder_of
 from mtrain.config.schema import Format, ModelFolderConfig
-from mtrain.decoding.constraints import check_forbidden_ids
+from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.interop.formats import unsupported_reason

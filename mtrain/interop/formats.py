@@ -4,8 +4,8 @@ import importlib
 from types import ModuleType
 from typing import get_args
 
-from mtrain.config.model import Architecture
 from mtrain.config.schema import Config, Format
+from mtrain.config.sections.model import Architecture
 from mtrain.errors import UsageError
 
 # Of exported sinusoidal encodings, which are constants there. Longer texts are an error in other programs, or

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import ModelError
 
 # Equivalent settings: Hugging Face's name, mtrain's name, and Hugging Face's default.

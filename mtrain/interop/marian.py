@@ -14,10 +14,10 @@ from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
 from mtrain.config.load import override, validate
-from mtrain.config.model import ModelConfig
 from mtrain.config.schema import ModelFolderConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.config.yaml_io import to_yaml
-from mtrain.decoding.constraints import check_forbidden_ids
+from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.formats import MIN_POSITIONS
 from mtrain.interop.generation_config import (
@@ -100,19 +100,10 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         settled = validate(ModelFolderConfig, raw, source, ModelError)
         if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
             raise ModelError(f"generation settings: bad_words_ids: {highest} is not a token id of this model")
-        raw = settled.model_dump(mode="json")
-        for assignment in overrides:
-            if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
-                raise UsageError(
-                    f"--set {assignment}: only decoding.*, source_lang and target_lang can be set"
-                )
-            raw = override(raw, assignment)
-        if "und" in (raw["source_lang"], raw["target_lang"]):
-            log.warning(
-                "%s: unknown languages; set them with --set source_lang=... --set target_lang=...", folder
-            )
-        changed = validate(ModelFolderConfig, raw, "--set")
-        check_forbidden_ids(changed.decoding, model.target_vocab_size)
+        changed = _with_overrides(settled, overrides)
+        if "und" in (changed.source_lang, changed.target_lang):
+            advice = "set them with --set source_lang=... --set target_lang=..."
+            log.warning("%s: unknown languages; %s", folder, advice)
         write_text(temporary / "config.yaml", to_yaml(changed))
         save_file(tensors, temporary / "model.safetensors")
         on_hub = not path_of(source).exists()
@@ -121,6 +112,18 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         write_card(temporary)
 
     write_new_folder(out, fill)
+
+
+def _with_overrides(config: ModelFolderConfig, overrides: Sequence[str]) -> ModelFolderConfig:
+    """The config with other decoding settings and languages."""
+    raw = config.model_dump(mode="json")
+    for assignment in overrides:
+        if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
+            raise UsageError(f"--set {assignment}: only decoding.*, source_lang and target_lang can be set")
+        raw = override(raw, assignment)
+    changed = validate(ModelFolderConfig, raw, "--set")
+    check_forbidden_ids(changed.decoding, changed.model.target_vocab_size)
+    return changed
 
 
 def _mappings(separate: bool) -> dict[str, str]:
@@ -240,8 +243,9 @@ def _max_length(names: dict[str, Any], model: ModelConfig) -> int:
 
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
     """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
-    model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
-    tie, separate, size = model.tie_embeddings, not tokenizer.joint, model.target_vocab_size
+    model, config = loaded.model.config, loaded.config
+    tokenizer, separate = loaded.tokenizer, not loaded.tokenizer.joint
+    size = model.target_vocab_size
     # Other programs require a property of all published Marian models: <pad> is the last token, and starts
     # the decoder. With two vocabularies, it cannot be the last of both.
     add_pad = tokenizer.joint and not model.bos_id == model.pad_id == size - 1
@@ -264,8 +268,8 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
         "decoder_attention_heads": model.heads,
         "decoder_ffn_dim": model.ffn_dim,
         "decoder_vocab_size": model.target_vocab_size,
-        "share_encoder_decoder_embeddings": tie == "all",
-        "tie_word_embeddings": tie != "none",
+        "share_encoder_decoder_embeddings": model.tie_embeddings == "all",
+        "tie_word_embeddings": model.tie_embeddings != "none",
         "max_position_embeddings": max(model.max_positions, limit, MIN_POSITIONS),
         "pad_token_id": model.pad_id,
         "eos_token_id": model.eos_id,

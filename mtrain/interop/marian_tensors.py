@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.checkpoint.tensors import model_without_weights
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import ModelError
 from mtrain.model.transformer import sinusoidal_positions
 
@@ -16,9 +16,9 @@ _ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out
 _PARTS = ("weight", "bias")
 _POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
 BIAS = "final_logits_bias"  # (1, V); mtrain's is (V)
-SHARED, ENCODER, DECODER = (
-    f"model.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
-)
+SHARED = "model.shared.weight"
+ENCODER = "model.encoder.embed_tokens.weight"
+DECODER = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 _NEVER = -1e4  # the logit of a token that is never generated; fp16 can represent it
 EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or only those that are not tied
@@ -153,12 +153,11 @@ def from_marian(
 
 def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
     """Add the tensors of tied embeddings, which may be stored under only one of their names."""
-    shared, encoder, decoder, output = EMBEDDINGS
-    groups = [[encoder], [decoder]]
+    groups = [[ENCODER], [DECODER]]
     if config.get("share_encoder_decoder_embeddings", True):
-        groups = [[shared, encoder, decoder]]
+        groups = [[SHARED, ENCODER, DECODER]]
     if config.get("tie_word_embeddings", True):
-        groups[-1].append(output)
+        groups[-1].append(OUTPUT)
     for group in groups:
         found = [name for name in group if name in theirs]
         for name in found[1:]:

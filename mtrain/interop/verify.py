@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.config.decoding import DecodingConfig
-from mtrain.decoding.search import search
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.search.search import search
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
 from mtrain.interop.formats import import_optional
@@ -107,8 +107,8 @@ def _log_probs(loaded: LoadedModel, row: list[int], output: list[int]) -> list[f
     hidden = loaded.model(
         source, torch.ones_like(source, dtype=torch.bool), torch.tensor([[ids.bos_id, *output]])
     )
-    logits = F.linear(hidden[0], *masked_projection(loaded.model, loaded.config.decoding.forbidden_ids))
-    return _of_tokens(logits, [*output, ids.eos_id])
+    weight, bias = masked_projection(loaded.model, loaded.config.decoding.forbidden_ids)
+    return _of_tokens(F.linear(hidden[0], weight, bias), [*output, ids.eos_id])
 
 
 def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact: bool) -> list[str]:
@@ -122,7 +122,8 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
     if not given:
         generated = sample_texts(loaded.tokenizer)
         given = list(zip(generated, loaded.tokenizer.encode_source(generated), strict=True))
-    largest, lines, model = 0.0, [], DecodingTransformer(loaded.model)
+    model = DecodingTransformer(loaded.model)
+    largest, lines = 0.0, []
     for text, ids in with_progress(given, "verified", "sentences", len(given)):
         row = ids[: loaded.config.max_length - 1]
         if exported.encode is not None and row == ids and not _SPECIAL.search(text):

@@ -60,9 +60,10 @@ def projected_cross_entropy(
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
     rows = chunk_rows(hidden.device.type, weight.size(0), max_logits)
-    arguments = (hidden, weight, bias, labels, smoothing, r_drop, dtype, with_grad, rows)
     with without_autocast(hidden):  # it would compute the softmax in fp32
-        loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        loss, nll = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, bias, labels, smoothing, r_drop, dtype, with_grad, rows
+        )
     return loss, nll
 
 

@@ -30,7 +30,9 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, stays_low: bool = False):
-        self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
+        self.weight = weight.detach()
+        self.bias = None if bias is None else bias.detach()
+        self.dtype = dtype
         self.stays_low = stays_low
         self._slices: dict[tuple[int, int | None], PackedLinear] = {}
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.transformer import Transformer
 

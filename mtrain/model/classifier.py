@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Padded

@@ -10,14 +10,15 @@ attention reads keys and values from a cache:
 """
 
 import copy
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from mtrain.kernels import attention as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
-from mtrain.kernels.module_calls import reduce_call_overhead
 from mtrain.kernels.sequences import Padded
+from mtrain.kernels.undocumented import undocumented_allowed
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.transformer import (
     DecoderLayer,
@@ -67,8 +68,8 @@ class DecodingTransformer:
         layers = []
         for layer in self._packed.decoder:
             assert isinstance(layer, DecoderLayer)
-            keys_values = memory_keys_and_values(layer.cross_attention, memory)
-            layers.append(LayerCache(*keys_values, beams, max_length))
+            keys, values = memory_keys_and_values(layer.cross_attention, memory)
+            layers.append(LayerCache(keys, values, beams, max_length))
         return KeyValueCache(layers, source_keep, beams)
 
     def decode_next(self, last: Tensor, cache: KeyValueCache) -> Tensor:
@@ -201,7 +202,8 @@ class PackedMap(Linear):
     def __init__(self, original: Linear, packed: PackedLinear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = original.in_features, original.out_features
-        self.weight, self.bias, self.packed = original.weight, original.bias, packed
+        self.weight, self.bias = original.weight, original.bias
+        self.packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, self.packed)
@@ -218,9 +220,29 @@ class PackedFeedForward(FeedForward):
     def __init__(self, original: FeedForward):
         nn.Module.__init__(self)
         self.gated, self.activation = original.gated, original.activation
-        self.inner, self.outer, self.dropout = original.inner, original.outer, original.dropout
+        self.inner, self.outer = original.inner, original.outer
+        self.dropout = original.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         assert isinstance(self.inner, PackedMap)
         assert isinstance(self.outer, PackedMap)
         return self.outer.packed(self.activate(self.inner.packed(x))).to(x.dtype)
+
+
+def reduce_call_overhead(model: nn.Module) -> None:
+    """Reduce the overhead of module calls in inference, which takes a quarter of a short decoding step.
+
+    Calls go directly to `forward`, so hooks do not run. Parameters and submodules become plain attributes,
+    which Python finds before it calls `nn.Module.__getattr__`; do not replace them afterwards.
+    """
+    if not undocumented_allowed():
+        return
+    for module in model.modules():
+        vars(module).update(dict(module.named_parameters(recurse=False)))
+        vars(module).update(dict(module.named_children()))
+        module.__class__ = _without_hooks(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _without_hooks(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (kind,), {"__call__": kind.forward})

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import attention
 from mtrain.kernels.dropout import dropout
 from mtrain.kernels.precision import widest_float

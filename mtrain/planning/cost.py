@@ -15,9 +15,9 @@ import re
 from typing import NamedTuple
 
 from mtrain.checkpoint.tensors import model_without_weights
-from mtrain.config.model import ModelConfig
-from mtrain.kernels.attention import padded_keys, suits_eager_kernel
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.cross_entropy import chunk_rows
+from mtrain.kernels.eager_attention import padded_keys, suits_eager_kernel
 from mtrain.planning.hardware import Hardware
 
 FP32 = 4  # bytes

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
+from mtrain.config.sections.model import ModelConfig
 from mtrain.planning import cost
 from mtrain.planning.cost import FP32, Device, Shape
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mtrain.config.model import ModelConfig
-from mtrain.config.presets import SIZES
 from mtrain.config.recipe import Choice, assumed_speed
 from mtrain.config.schema import Config
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.presets import SIZES
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch, collate
 from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.loader import StepInput

@@ -9,7 +9,7 @@ of a step is that of its computation, plus the part of the communication that is
 from dataclasses import dataclass
 
 from mtrain.config.recipe import useful_epochs
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.planning.estimate import Epoch, StepCost, StepTime
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, Link
 

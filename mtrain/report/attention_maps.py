@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtrain.decoding.batches import padded
-from mtrain.decoding.forced import all_attention
+from mtrain.decoding.search.forced import all_attention
 from mtrain.decoding.translate import Translator
 from mtrain.tokenizer.vocabulary import Vocabulary
 
@@ -48,24 +48,32 @@ def attention_maps(
     Row t of the decoder's maps is the position that predicts target token t. It attends to BOS and the
     tokens before t, which are the columns of the decoder's own map.
     """
-    tokenizer, model, special = translator.tokenizer, translator.models[0], translator.tokenizer.special
+    tokenizer, model = translator.tokenizer, translator.models[0]
+    special = tokenizer.special
     longest = min(LONGEST, translator.max_length)
     maps = []
-    encoded = translator.splitter.encode(sources), tokenizer.encode_target(list(translations))
-    for sides in zip(*encoded, strict=True):
-        cut = max(map(len, sides)) >= longest
-        source_ids, target_ids = ([*ids[: longest - 1], special.eos] for ids in sides)
+    encoded_sources = translator.splitter.encode(sources)
+    encoded_targets = tokenizer.encode_target(list(translations))
+    for source, target in zip(encoded_sources, encoded_targets, strict=True):
+        source_ids = [*source[: longest - 1], special.eos]
+        target_ids = [*target[: longest - 1], special.eos]
         batch, keep = padded([source_ids], special.pad, translator.device)
         targets, _ = padded([target_ids], special.pad, translator.device)
-        found = all_attention(model, batch, keep, targets)
+        weights = all_attention(model, batch, keep, targets)
         percent = {
-            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(found, kind)]
+            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(weights, kind)]
             for kind in KINDS
         }
         last = model.config.decoder_layers - 1
         layer = translator.decoding.alignment_layer
-        pieces = _pieces(tokenizer.source, source_ids), _pieces(tokenizer.target, target_ids)
-        maps.append(AttentionMap(*pieces, percent, cut, last if layer is None else min(layer, last)))
+        attention_map = AttentionMap(
+            _pieces(tokenizer.source, source_ids),
+            _pieces(tokenizer.target, target_ids),
+            percent,
+            max(len(source), len(target)) >= longest,
+            last if layer is None else min(layer, last),
+        )
+        maps.append(attention_map)
     return maps
 
 

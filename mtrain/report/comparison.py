@@ -12,7 +12,7 @@ from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report.page import html_differences, html_labeled, html_page, html_radios, html_table
 
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
-Scores = dict[str, list[float]]  # of each sentence, by metric
+SentenceScores = dict[str, list[float]]  # of each sentence, by metric
 
 
 class ComparedSet(NamedTuple):
@@ -23,7 +23,7 @@ class ComparedSet(NamedTuple):
     references: Sequence[Sequence[str]]
     systems: dict[str, list[str]]
     comparisons: Sequence[MetricComparison]
-    sentences: dict[str, Scores]  # by system
+    sentences: dict[str, SentenceScores]  # by system
 
 
 def comparison_page(sets: Sequence[ComparedSet]) -> str:
@@ -153,7 +153,7 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
     return f'<article class="{kind}">{heading}{above}<div class="pair">{pair}</div></article>'
 
 
-def _scores(scores: Scores, row: int) -> str:
+def _scores(scores: SentenceScores, row: int) -> str:
     return ", ".join(
         f"{TITLES[metric]} {values[row]:.{_digits(metric)}f}" for metric, values in scores.items()
     )

@@ -139,7 +139,8 @@ def html_lengths(runs: Sequence[RunRecords]) -> str:
             column = run.name if len(by_language) == 1 else f"{run.name}, {language}"
             columns.append(column)
             metrics = make_metrics(("bleu",), language)
-            for bucket in score_by_length(*_columns(sentences), metrics):
+            sources, translations, references = _columns(sentences)
+            for bucket in score_by_length(sources, translations, references, metrics):
                 cell = f"{bucket.scores[0].score:.1f} ({bucket.sentences:,})"
                 cells.setdefault((bucket.shortest, bucket.name), {})[column] = cell
     rows = [[name, *(cells[at, name].get(column, "") for column in columns)] for at, name in sorted(cells)]

@@ -81,7 +81,8 @@ def _summary(runs: Sequence[RunRecords]) -> str:
     rows = []
     for run in runs:
         training = run.curves["loss"]
-        nll, bleu, auc = (run.curves[f"validation_{name}"].values for name in ("nll", "bleu", "auc"))
+        nll, bleu = run.curves["validation_nll"].values, run.curves["validation_bleu"].values
+        auc = run.curves["validation_auc"].values
         rows.append(
             [
                 run.name,

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from mtrain.config.stages import Stage
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.stages import Stage
+from mtrain.config.sections.training import TrainingConfig
 
 
 def limit_reached(

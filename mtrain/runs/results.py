@@ -16,7 +16,7 @@ from mtrain.checkpoint.model_card import record_test_scores
 from mtrain.config.languages import changed_bleu_tokenizers
 from mtrain.errors import MtrainError
 from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set
-from mtrain.evaluation.metrics import Score, make_metrics, without_blank
+from mtrain.evaluation.metrics import MetricScore, make_metrics, without_blank
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import MANIFEST, sha256, sha256_of_json
@@ -34,7 +34,7 @@ class Result(NamedTuple):
 
     name: str
     sentences: int
-    scores: list[Score]
+    scores: list[MetricScore]
 
 
 class _Record(BaseModel):

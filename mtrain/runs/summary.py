@@ -12,7 +12,7 @@ from mtrain.checkpoint.model_card import read_card, stated_license
 from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.runs.describe import describe_run

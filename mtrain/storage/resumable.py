@@ -56,7 +56,9 @@ class ResumableOutput:
     ):
         """`job` contains everything that determines the answers. Resuming requires an equal job.
         `compression` of FILE is `gzip`, `zstd` or None; FILE.part is never compressed."""
-        self.path, self.job, self.resume = path, json.loads(json.dumps(job)), resume
+        self.path = path
+        self.job = json.loads(json.dumps(job))
+        self.resume = resume
         self.compression = compression
         self.part = path.with_name(f"{path.name}.part")
         self.state_file = path.with_name(f"{path.name}.part.json")

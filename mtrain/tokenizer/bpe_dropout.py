@@ -68,8 +68,8 @@ class BpeSampler:
             number = kept[np.arange(len(words)), place]
             goes_on = number != _NONE
             yield words[~goes_on], pieces[~goes_on]
-            words, pieces, merges = words[goes_on], pieces[goes_on], merges[goes_on]
-            pieces, merges = self._apply(pieces, merges, place[goes_on], number[goes_on])
+            words = words[goes_on]
+            pieces, merges = self._apply(pieces[goes_on], merges[goes_on], place[goes_on], number[goes_on])
         yield words, pieces
 
     def _apply(

@@ -71,9 +71,9 @@ class UnigramSampler:
                 values = scores[edges] + weights[stops[edges]]
                 weights[nodes] = np.logaddexp.reduceat(values, firsts)
         reach_end = np.isfinite(weights[stops])
-        starts, stops, ids = starts[reach_end], stops[reach_end], ids[reach_end]
+        starts, stops = starts[reach_end], stops[reach_end]
         shares = np.exp(scores[reach_end] + weights[stops] - weights[starts])
-        return _Edges.of(starts, stops, ids, shares)
+        return _Edges.of(starts, stops, ids[reach_end], shares)
 
 
 class _Edges(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import waiting_for
 from mtrain.tokenizer.vocabulary import SpecialIds

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrain.config.model import Architecture, ModelConfig
+from mtrain.config.sections.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.tokenizer.vocabulary import SPACE, SpecialIds, Vocabulary
@@ -102,7 +102,8 @@ def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The SentencePiece models of a `tokenizer/` folder (one or two), and its JSON vocabularies, if any."""
     models = _one_or_two(folder, "joint.model", "source.model", "target.model")
     mapped = any((folder / name).exists() for name in MAPPINGS)
-    return models, _one_or_two(folder, *MAPPINGS) if mapped else []
+    joint, source, target = MAPPINGS
+    return models, _one_or_two(folder, joint, source, target) if mapped else []
 
 
 def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]:

@@ -66,7 +66,8 @@ class Vocabulary:
         """Ids of each text."""
         if self.ids is None:
             return cast(list[list[int]], self.processor.encode(texts, num_threads=self.threads))
-        ids, unknown, reserved = self.ids, self.special.unk, {"<pad>", "</s>"}  # control tokens, never text
+        ids, unknown = self.ids, self.special.unk
+        reserved = {"<pad>", "</s>"}  # control tokens, never text
         rows = self.segment(texts)
         return [[unknown if p in reserved else ids.get(p, unknown) for p in row] for row in rows]
 
@@ -194,7 +195,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         value = shift = 0
         while True:
             byte = message[position]
-            position, value, shift = position + 1, value | (byte & 127) << shift, shift + 7
+            value |= (byte & 127) << shift
+            shift += 7
+            position += 1
             if byte < 128:
                 return value
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark.job import TrainingJob, answer_with
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.model.build import build_model
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Shape

@@ -15,8 +15,8 @@ from benchmark.job import TrainingJob, start
 from benchmark.report import row_of, spread
 from benchmark.rounds import Contestant, describe_run, take_turns
 from mtrain.config.load import load_config
-from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
+from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.missing_files import check_corpora

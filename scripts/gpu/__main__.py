@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu import decoding, machine, profiling, resume, training
 from gpu.scale import CheckFailed, Scale
-from mtrain.config.presets import PRESETS
+from mtrain.config.sections.presets import PRESETS
 from mtrain.device import resolve_device
 from mtrain.errors import MtrainError
 

@@ -16,10 +16,10 @@ from benchmark.job import DecodingJob
 from benchmark.meter import time_decoding
 
 from gpu.scale import EOS, Scale
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.batches import padded
-from mtrain.decoding.search import search
+from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 
 REPEATS = 10  # batches that are timed

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mtrain.config.model import ModelConfig
-from mtrain.config.presets import PRESETS
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.presets import PRESETS
 from mtrain.data.epochs.batching import Division, plan_batches
 from mtrain.data.epochs.loader import StepInput
 from mtrain.model.transformer import Transformer

@@ -13,8 +13,8 @@ from benchmark.peers.loop import summed_loss, update
 from torch import Tensor, nn
 
 from gpu.scale import Scale
-from mtrain.config.model import ModelConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.loader import StepInput
 from mtrain.planning.cost import Shape, flops_of

@@ -22,13 +22,13 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.model import ModelConfig
-from mtrain.config.presets import PRESETS
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.presets import PRESETS
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.decoding.batches import padded
-from mtrain.decoding.search import search
+from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.learner import Learner

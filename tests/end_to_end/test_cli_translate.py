@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from mtrain import Translator
-from mtrain.cli import translation_output
+from mtrain.cli.translate import translation_output
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import CLOSED, changed, one_line, run_forked, start_forked
 from tests.support.training import PAIRS
@@ -262,7 +262,7 @@ def test_bad_lines_of_a_file_are_found_first_and_those_of_a_pipe_keep_what_was_t
 
 
 def test_the_speed_is_reported_at_the_end(mtrain, run_dir, corpus, monkeypatch):
-    monkeypatch.setattr("mtrain.cli.translation_output.REPORT_AFTER", 0)
+    monkeypatch.setattr("mtrain.cli.translate.translation_output.REPORT_AFTER", 0)
     job = ["translate", run_dir, "-i", corpus / "train.en", "--device", "cpu", "--workers", 2]
     code, out, err = mtrain(*job)
     speeds = r"[\d,.]+ lines/s, [\d,]+ target tokens/s"

@@ -16,8 +16,8 @@ from torch.distributed.run import get_args_parser
 from mtrain.cli.app import app
 from mtrain.config import recipe
 from mtrain.config.load import load_config
-from mtrain.config.presets import PRESETS
 from mtrain.config.schema import Config
+from mtrain.config.sections.presets import PRESETS
 from mtrain.errors import MtrainError
 from tests.support.documentation import PAGES, blocks, prepare, run
 from tests.support.paths import ROOT

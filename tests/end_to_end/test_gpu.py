@@ -14,12 +14,12 @@ from torch import Tensor, distributed
 from torch._dynamo.utils import counters
 
 from mtrain import Translator
-from mtrain.config.model import ModelConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch, collate
 from mtrain.data.epochs.loader import largest_batches
 from mtrain.decoding.decode import Ensemble, for_decoding
-from mtrain.decoding.search import search
+from mtrain.decoding.search.search import search
 from mtrain.device import copy_to_host_async, resolve_device
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from mtrain import Translator
-from mtrain.config.load import Config, load_config, validate
+from mtrain.config.load import load_config, validate
+from mtrain.config.schema import Config
 from mtrain.errors import ModelError
 from mtrain.evaluation import evaluate
 from mtrain.report.attention_maps import attention_maps

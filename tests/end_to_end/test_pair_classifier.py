@@ -11,8 +11,9 @@ import torch
 import yaml
 
 from mtrain.checkpoint.model_folder import load_any_model, load_classifier
-from mtrain.config.load import Config, validate
-from mtrain.decoding.classify import classify_pairs
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
+from mtrain.decoding.scoring.classify import classify_pairs
 from mtrain.errors import DivergedError, ModelError, UsageError
 from mtrain.training.setup import timing
 from mtrain.training.setup.prepare import prepare_only

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.config.corpora import ToyCorpus
 from mtrain.config.load import load_config
+from mtrain.config.sections.corpora import ToyCorpus
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
 from mtrain.tokenizer.tokenizer import Tokenizer

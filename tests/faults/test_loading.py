@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from mtrain.checkpoint.checkpoint import load_checkpoint, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.tensors import load_tensors
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.errors import ModelError
 from mtrain.regular_files import MAX_CONFIG_BYTES, MAX_JSON_BYTES
 from mtrain.storage.manifest import write_manifest

@@ -15,7 +15,7 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config import recipe
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.data.reading.files import toy_pairs
 from mtrain.errors import Interrupted, ModelError
 from mtrain.storage.manifest import write_manifest

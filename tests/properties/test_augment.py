@@ -4,8 +4,8 @@ import random
 
 from hypothesis import strategies as st
 
-from mtrain.config.augment import Augment
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.augment import Augment
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.augment import CHANGES, Side
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.tokenizer.vocabulary import pattern_of

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from mtrain.decoding.beam import beam_search
-from mtrain.decoding.constraints import Constraints
-from mtrain.decoding.predictor import Predictor
-from mtrain.decoding.search import search
+from mtrain.decoding.search.beam import beam_search
+from mtrain.decoding.search.constraints import Constraints
+from mtrain.decoding.search.predictor import Predictor
+from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import (
     BOS_IS_PAD,

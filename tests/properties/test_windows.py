@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from mtrain.config.augment import Augment
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
+from mtrain.config.sections.augment import Augment
 from mtrain.data.epochs.batching import Division, plan_batches
 from mtrain.data.epochs.loader import Loader
 from mtrain.data.epochs.planner import WindowPlanner

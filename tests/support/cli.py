@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from mtrain.cli import main, terminal
+from mtrain.cli import main
+from mtrain.cli.console import terminal
 from mtrain.stop_signals import STOP_SIGNALS
 
 CLOSED = -1  # in place of a file descriptor

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from mtrain.config.corpora import Corpus
+from mtrain.config.sections.corpora import Corpus
 from mtrain.data import Pair
 from mtrain.data.reading.parse import Block, read_pairs
 

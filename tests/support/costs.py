@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtrain.config.load import validate
-from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
+from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device

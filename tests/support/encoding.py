@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data import prepare as preparation
 from mtrain.data.prepare import PreparedData

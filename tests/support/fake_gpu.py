@@ -24,11 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import mtrain.training.step.optimizer
-from mtrain.config.model import ModelConfig
-from mtrain.config.presets import PRESETS
-from mtrain.config.training import Precision, TrainingConfig
+from mtrain.config.section import Precision
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.presets import PRESETS
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
-from mtrain.decoding.predictor import Predictor
+from mtrain.decoding.search.predictor import Predictor
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer

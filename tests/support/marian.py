@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sentencepiece
 import torch
 
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.data.reading.files import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer

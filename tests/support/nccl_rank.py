@@ -8,8 +8,8 @@ import os
 import torch
 from torch import distributed
 
-from mtrain.config.model import ModelConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.distributed.launch import read_launch
 from mtrain.distributed.many_ranks import ManyRanks, abort_gpu_communication

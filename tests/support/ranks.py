@@ -13,7 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mtrain.cli import main, terminal
+from mtrain.cli import main
+from mtrain.cli.console import terminal
 from mtrain.config.yaml_io import to_yaml
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.model import ModelConfig
-from mtrain.decoding.beam import Hypothesis
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.decoding.search.beam import Hypothesis
 from mtrain.model.transformer import Transformer
 
 EOS = 3

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mtrain.config.load import validate
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.data.reading.files import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.rows import Rows

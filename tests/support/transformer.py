@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, MultiHeadAttention, Transformer

@@ -43,6 +43,9 @@ INSIDE = {
         [""],
     ],
     "training": [["step"], ["setup", "validation"], ["records"], [""]],
+    "config": [["language_names", "section"], ["languages"], ["sections"], [""]],
+    "decoding": [["batches"], ["search"], [""], ["scoring"]],
+    "cli": [["console"], ["translate"], ["evaluate", "init"], [""]],
 }
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.tokenizer.rows import Ids, Indices
 
 # Version of the order in which pairs are sorted. Checkpoints record it, because a run can resume within an

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.data import DataConfig
-from mtrain.config.stages import Stage
+from mtrain.config.sections.data import DataConfig
+from mtrain.config.sections.stages import Stage
 from mtrain.data.epochs.schedule import StageStarts, WindowLayout
 from mtrain.data.store.shards import BucketRows, Shard, hash_numbers
 from mtrain.errors import DataError

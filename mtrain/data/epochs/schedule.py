@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config.stages import Stage
+from mtrain.config.sections.stages import Stage
 
 StageStarts = tuple[int, ...]  # the first epoch of each stage that has begun
 FIRST_STAGE: StageStarts = (0,)

@@ -12,8 +12,8 @@ from typing import Self
 
 import numpy as np
 
-from mtrain.config.corpora import Corpus
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.corpora import Corpus
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.mixing import ChosenRows, Mixer, weights_by_size
 from mtrain.data.epochs.schedule import FIRST_STAGE, ONE_WINDOW, StageStarts, WindowLayout
 from mtrain.data.rewriting.rewrite import Key, Rewrite, replace_rows

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.data import DataConfig
-from mtrain.config.filters import RULES, Filters
 from mtrain.config.languages import has_spaces, scripts_of_language
+from mtrain.config.sections.data import DataConfig
+from mtrain.config.sections.filters import RULES, Filters
 from mtrain.data.pairs.duplicates import find_repeated
 from mtrain.data.pairs.rejections import BAD, DUPLICATE, EMPTY, REASONS, Codes, Rejections
 from mtrain.data.reading.parse import Block

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.filters import RULES
+from mtrain.config.sections.filters import RULES
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import replacing
 

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.config.corpora import Holdout, name_of
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.corpora import Holdout, name_of
+from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.pairs.rejections import Rejections, read_rejections
 from mtrain.data.preparing.encoder import Encoder

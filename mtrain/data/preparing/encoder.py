@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.parse import parse_block, refuse_unless_skipped

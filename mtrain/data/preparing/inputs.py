@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.digests import RawFiles, train_and_validation
 from mtrain.data.store.folder import CURE, DataFolder, Inputs
 from mtrain.errors import DataError, UsageError

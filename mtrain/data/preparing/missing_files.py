@@ -2,8 +2,8 @@
 
 import logging
 
-from mtrain.config.corpora import Corpus, HubCorpus
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.corpora import Corpus, HubCorpus
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.preparing.inputs import PATHS, agree, corpora_of, describe_data
 from mtrain.data.reading.digests import train_and_validation
 from mtrain.data.reading.files import files_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.scanning.check import Findings, count_tag_ids, segment

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus, name_of
+from mtrain.config.sections.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus, name_of
 from mtrain.data.reading.files import files_by_pair, files_of, toy_pairs
 from mtrain.data.reading.line_blocks import LineBlocks, is_seekable, open_blocks
 from mtrain.data.reading.lines import Digests

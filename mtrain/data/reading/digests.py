@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from mtrain.config.corpora import Corpus, Holdout, HubCorpus, ToyCorpus
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.corpora import Corpus, Holdout, HubCorpus, ToyCorpus
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.blocks import load_dataset
 from mtrain.data.reading.files import existing_files, files_of, toy_pairs
 from mtrain.data.reading.lines import Digests

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from mtrain.config.corpora import (
+from mtrain.config.sections.corpora import (
     Corpus,
     HubCorpus,
     JsonlCorpus,
@@ -21,7 +21,7 @@ from mtrain.config.corpora import (
     TsvCorpus,
     name_of,
 )
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.errors import DataError
 

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.corpora import Corpus, FieldsCorpus, SacrebleuCorpus, TextCorpus, ToyCorpus, TsvCorpus
+from mtrain.config.sections.corpora import (
+    Corpus,
+    FieldsCorpus,
+    SacrebleuCorpus,
+    TextCorpus,
+    ToyCorpus,
+    TsvCorpus,
+)
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import Column, RawBlock, read_blocks
 from mtrain.data.reading.line_blocks import read_range

@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mtrain.config.augment import Augment
 from mtrain.config.languages import base_language, scripts_of_language
+from mtrain.config.sections.augment import Augment
 
 CHANGES = ("uppercase", "titlecase", "drop_final_punctuation", "typos")  # in the order in which they apply
 _CASED = {"LATIN", "CYRILLIC", "GREEK", "ARMENIAN"}  # of the scripts of languages that mtrain knows

@@ -6,10 +6,10 @@ Their text is decoded from the ids, so that the raw files are not read again, an
 import random
 from collections.abc import Mapping, Sequence
 
-from mtrain.config.augment import Augment
-from mtrain.config.corpora import Corpus
-from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction, sentence_separator
+from mtrain.config.sections.augment import Augment
+from mtrain.config.sections.corpora import Corpus
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.augment import CHANGES, Side, change_pair, noise
 from mtrain.tokenizer.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator
 from mtrain.data.rewriting.throttle import Throttle
 from mtrain.data.store.encoded import EncodedCorpus

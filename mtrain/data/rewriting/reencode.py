@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, make_generator
 from mtrain.data.rewriting.throttle import Throttle

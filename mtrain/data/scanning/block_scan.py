@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.pairs.filters import BlockFilter, FilteredBlock
 from mtrain.data.pairs.rejections import EMPTY
 from mtrain.data.reading.blocks import RawBlock

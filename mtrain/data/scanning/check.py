@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from mtrain.config.corpora import Corpus, Holdout, TsvCorpus
-from mtrain.config.data import DataConfig
-from mtrain.config.filters import RULES
 from mtrain.config.languages import scripts_of_language
+from mtrain.config.sections.corpora import Corpus, Holdout, TsvCorpus
+from mtrain.config.sections.data import DataConfig
+from mtrain.config.sections.filters import RULES
 from mtrain.data import Pair
 from mtrain.data.pairs.duplicates import DuplicateCounter
 from mtrain.data.reading.blocks import read_blocks

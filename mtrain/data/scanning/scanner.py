@@ -11,8 +11,8 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 
-from mtrain.config.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
-from mtrain.config.filters import RULES
+from mtrain.config.sections.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
+from mtrain.config.sections.filters import RULES
 from mtrain.data import COMPRESSION, Pair
 from mtrain.data.pairs.filters import RejectionRecorder
 from mtrain.data.pairs.rejections import Rejections

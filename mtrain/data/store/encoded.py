@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.corpora import Corpus
+from mtrain.config.sections.corpora import Corpus
 from mtrain.data.reading.files import place_of
 from mtrain.data.store.shards import BucketRows, Shard, StoredRows
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges

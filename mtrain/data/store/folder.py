@@ -15,9 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from mtrain.config.corpora import Holdout
-from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
+from mtrain.config.sections.corpora import Holdout
+from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.store.shards import LAYOUT, Shard, shard_file
 from mtrain.errors import ModelError, StorageError, UsageError

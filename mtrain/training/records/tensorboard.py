@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard in `RUN/tensorboard`, if the `report` extra is installed."""
+"""Scalars for TensorBoard in `RUN/tensorboard`, if the `tensorboard` extra is installed."""
 
 import logging
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class TensorBoard:
         """Open a file for the steps after `step`. TensorBoard ignores older events of these steps, which an
         interrupted run has written and a resumed run writes again."""
         if not self.is_available:
-            log.info("tensorboard: not installed, no events are written; pip install 'mtrain[report]'")
+            log.info("tensorboard: not installed, no events are written; pip install 'mtrain[tensorboard]'")
             return
         from torch.utils.tensorboard import SummaryWriter
 

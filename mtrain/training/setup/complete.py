@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mtrain.config.load import validate
-from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import (
     OPEN_IF_NULL,
     Budget,
@@ -25,6 +24,7 @@ from mtrain.config.recipe import (
     warmup,
 )
 from mtrain.config.schema import Config
+from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.data.epochs.batching import BatchPlan, Division
 from mtrain.data.epochs.loader import Loader, StepInput
 from mtrain.data.epochs.planner import WindowPlanner

@@ -7,10 +7,10 @@ from itertools import chain, islice
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.corpora import Holdout
-from mtrain.config.data import DataConfig
-from mtrain.config.model import Architecture
 from mtrain.config.schema import Config
+from mtrain.config.sections.corpora import Holdout
+from mtrain.config.sections.data import DataConfig
+from mtrain.config.sections.model import Architecture
 from mtrain.data import Pair
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.planner import require_pairs

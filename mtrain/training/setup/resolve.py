@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import Loaded, load_any_model, load_model, tokenizer_folder
 from mtrain.config.load import validate
-from mtrain.config.model import DECODER_KEYS, Architecture
 from mtrain.config.recipe import (
     AUTOMATIC,
     OPEN_IF_NULL,
@@ -26,7 +25,8 @@ from mtrain.config.recipe import (
     choose_vocab_size,
 )
 from mtrain.config.schema import Config
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.model import DECODER_KEYS, Architecture
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner

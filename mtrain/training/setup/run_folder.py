@@ -12,9 +12,9 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import RUN_HEADER, describe_ancestor, has_run_config
-from mtrain.config.corpora import Holdout
-from mtrain.config.data import DataConfig
 from mtrain.config.schema import Config
+from mtrain.config.sections.corpora import Holdout
+from mtrain.config.sections.data import DataConfig
 from mtrain.config.yaml_io import to_yaml, to_yaml_line
 from mtrain.data.preparing.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from mtrain.config.model import ModelConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.loader import StepInput
 from mtrain.device import release_cached_memory, should_compile
 from mtrain.kernels.undocumented import undocumented

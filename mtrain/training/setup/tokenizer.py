@@ -8,7 +8,7 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner

@@ -6,7 +6,7 @@ import math
 import torch
 
 from mtrain.checkpoint.state import TrainState
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.device import describe_numerics, resolve_precision, should_compile
 from mtrain.distributed.ranks import Ranks
 from mtrain.training.step.learner import Learner

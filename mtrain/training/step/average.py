@@ -11,7 +11,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, verify_checkpoint
 from mtrain.checkpoint.tensors import load_tensors, model_without_weights
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, has_shards, own_part, whole
 from mtrain.errors import ModelError, is_out_of_memory

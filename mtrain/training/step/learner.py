@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.device import (
     autocast,

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.build import AnyModel
 from mtrain.training.step.ddp import ParallelLearner

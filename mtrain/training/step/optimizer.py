@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.training import Part, TrainingConfig
+from mtrain.config.sections.training import ModelPart, TrainingConfig
 from mtrain.device import has_fused_optimizers
 from mtrain.errors import UsageError
 
@@ -55,14 +55,14 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
 
 
 # Prefixes of the parameters that belong to each part of `training.freeze`.
-_PARTS: dict[Part, tuple[str, ...]] = {
+_PARTS: dict[ModelPart, tuple[str, ...]] = {
     "encoder": ("encoder.", "encoder_norm."),
     "decoder": ("decoder.", "decoder_norm."),
     "embeddings": ("source_embedding.", "target_embedding.", "learned_"),
 }
 
 
-def freeze(model: nn.Module, parts: list[Part]) -> None:
+def freeze(model: nn.Module, parts: list[ModelPart]) -> None:
     """Exclude parts of a model from training. A tied output projection belongs to the embeddings.
 
     Raises UsageError if nothing is left to train.

@@ -2,7 +2,7 @@
 
 import math
 
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 
 
 def r_drop_weight(step: int, config: TrainingConfig) -> float:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.config.corruptions import Corruptions
 from mtrain.config.schema import Config
+from mtrain.config.sections.corruptions import Corruptions
 from mtrain.data import Pair
 from mtrain.data.rewriting.classifier_pairs import Corrupter, draw_others, pair_sequence
 from mtrain.decoding.batches import in_batches
-from mtrain.decoding.classify import log_odds
 from mtrain.decoding.decode import NOT_FINITE
+from mtrain.decoding.scoring.classify import log_odds
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import ModelError
 from mtrain.evaluation.roc import roc_auc

@@ -17,6 +17,7 @@ from mtrain.data import Pair
 from mtrain.data.epochs.batch import Batch, collate
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches
+from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.distributed.ranks import Json, Ranks
@@ -179,11 +180,9 @@ class Validator:
         directions = dict.fromkeys(self.directions[row] for row in rows)
         for direction in directions:  # its languages matter where lines are split
             translator = Translator(
-                [model],
-                self.tokenizer,
+                Ensemble([model], self.tokenizer, self.device),
                 self.decoding,
                 direction,
-                self.device,
                 self.config.data.max_length,
                 processes=False,  # the weights change
             )

@@ -19,7 +19,7 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders, load_checkpoint, op
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import ModelFolderConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.optimizer import make_optimizer

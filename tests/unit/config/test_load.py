@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.config.corpora import Holdout, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
+from mtrain.config.sections.corpora import Holdout, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.config.yaml_io import parse_yaml, to_yaml
 from mtrain.errors import UsageError
 from tests.support.configs import MINIMAL

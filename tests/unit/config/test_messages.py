@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from mtrain.config.corpora import HubCorpus, JsonlCorpus, ParquetCorpus, TextCorpus, ToyCorpus, TsvCorpus
-from mtrain.config.decoding import DecodingConfig
 from mtrain.config.load import override, validate
 from mtrain.config.messages import accepted_values
 from mtrain.config.schema import Config, ModelFolderConfig
+from mtrain.config.sections.corpora import (
+    HubCorpus,
+    JsonlCorpus,
+    ParquetCorpus,
+    TextCorpus,
+    ToyCorpus,
+    TsvCorpus,
+)
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.yaml_io import parse_yaml
 from mtrain.errors import UsageError
 from tests.support.configs import MINIMAL

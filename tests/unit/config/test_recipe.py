@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mtrain.config.presets import PRESETS
 from mtrain.config.recipe import (
     Budget,
     CorpusSize,
@@ -21,6 +20,7 @@ from mtrain.config.recipe import (
     useful_epochs,
     warmup,
 )
+from mtrain.config.sections.presets import PRESETS
 
 SIZE = CorpusSize(pairs=29_000, tokens=430_000, epoch_tokens=430_000, validation_tokens=15_000)
 

@@ -6,9 +6,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from mtrain.config import augment, corpora, data, decoding, model, schema, stages, tokenizer, training
-from mtrain.config.corpora import Holdout
+from mtrain.config import schema
 from mtrain.config.section import Section
+from mtrain.config.sections import augment, corpora, data, decoding, model, stages, tokenizer, training
+from mtrain.config.sections.corpora import Holdout
 from mtrain.config.yaml_io import parse_yaml
 from mtrain.errors import UsageError
 from tests.support.configs import MINIMAL

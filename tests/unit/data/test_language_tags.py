@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.preparing.report import check_data
 from mtrain.data.reading.digests import RawFiles

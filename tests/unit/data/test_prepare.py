@@ -610,7 +610,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
         import json, os, sys
         from pathlib import Path
         from tests.support.encoding import prepare_data
-        from mtrain.config.data import DataConfig
+        from mtrain.config.sections.data import DataConfig
         from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
         data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.alignment import align, words_at
 from mtrain.decoding.alignment_layer import best_layer, choose_alignment_layer
+from mtrain.decoding.join import join
 from mtrain.decoding.split import Splitter
-from mtrain.decoding.translation import Translation, join
+from mtrain.decoding.translation import Translation
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.training import PAIRS

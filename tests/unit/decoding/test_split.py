@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrain import Translator
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.decoding.split import Splitter, windows
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.learn import train_tokenizer

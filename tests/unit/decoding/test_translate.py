@@ -19,7 +19,8 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.languages import Direction
 from mtrain.config.load import override
 from mtrain.decoding.alignment_layer import choose_alignment_layer
-from mtrain.decoding.score import score_pairs
+from mtrain.decoding.decode import Ensemble
+from mtrain.decoding.scoring.score import score_pairs
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
@@ -196,8 +197,8 @@ def test_lines_as_long_as_learned_positions_allow_are_translated(run_dir: Path, 
     torch.manual_seed(0)
     positions = {"positions": "learned", "max_positions": 10}
     model = Transformer(loaded.config.model.model_copy(update=positions)).eval()
-    settings = loaded.config.decoding, Direction("en", "de"), torch.device("cpu")
-    learned = Translator([model], loaded.tokenizer, *settings, 10, processes=False)
+    ensemble = Ensemble([model], loaded.tokenizer, torch.device("cpu"))
+    learned = Translator(ensemble, loaded.config.decoding, Direction("en", "de"), 10, processes=False)
     lines = ["a a a a a a a a a", "a", "a a a", "a " * 30]
     assert [len(ids) + 1 for ids in loaded.tokenizer.encode_source(lines)] == [10, 2, 4, 31]
     found = learned.translate(lines, alignments=True)
@@ -389,8 +390,8 @@ def test_sentences_are_joined_as_the_target_language_does(
     run_dir: Path, language: str, separator: str
 ) -> None:
     loaded = load_model(run_dir, ("decoding.split=sentences",))
-    settings = loaded.config.decoding, Direction("en", language), torch.device("cpu")
-    into = Translator([loaded.model], loaded.tokenizer, *settings, 64, processes=False)
+    ensemble = Ensemble([loaded.model], loaded.tokenizer, torch.device("cpu"))
+    into = Translator(ensemble, loaded.config.decoding, Direction("en", language), 64, processes=False)
     assert into.translate(["It rains. The sun shines."])[0].text == f"Es regnet.{separator}Die Sonne scheint."
 
 
@@ -433,7 +434,7 @@ def test_an_ensemble_computes_logits_in_full_precision(
 
 
 def test_models_of_an_ensemble_must_translate_in_the_same_direction(run_dir: Path, tmp_path: Path) -> None:
-    from mtrain.storage.atomic import write_manifest
+    from mtrain.storage.manifest import write_manifest
 
     other = shutil.copytree(run_dir / "model", tmp_path / "other")
     text = (other / "config.yaml").read_text()
@@ -480,8 +481,8 @@ def test_a_pickle_names_the_folders_and_the_settings(run_dir: Path, monkeypatch,
 
 def test_what_cannot_be_pickled_is_an_error(run_dir: Path) -> None:
     loaded = load_model(run_dir)
-    settings = loaded.config.decoding, Direction("en", "de"), torch.device("cpu"), 64
-    made = Translator([loaded.model], loaded.tokenizer, *settings, processes=False)
+    ensemble = Ensemble([loaded.model], loaded.tokenizer, torch.device("cpu"))
+    made = Translator(ensemble, loaded.config.decoding, Direction("en", "de"), 64, processes=False)
     with pytest.raises(TypeError, match=r"made by Translator\.load can be pickled"):
         pickle.dumps(made)
     shared = copy.copy(made)

@@ -11,7 +11,7 @@ import pytest
 from mtrain.data.reading.files import toy_pairs
 from mtrain.data.text.identify_language import identify_language
 from mtrain.errors import DataError, UsageError
-from mtrain.inspection.choose_sides import Side, choose_sides, with_languages
+from mtrain.inspection.choose_sides import FoundText, choose_sides, with_languages
 from mtrain.inspection.table_columns import read_table, text_columns
 from tests.support.corpora import write
 
@@ -123,9 +123,9 @@ def test_files_that_are_no_tables(tmp_path, name, contents, message):
         read_table(tmp_path / name, name.partition(".")[2])
 
 
-def sides(*names: str, languages: str = "") -> list[Side]:
+def sides(*names: str, languages: str = "") -> list[FoundText]:
     codes = [None if code == "-" else code for code in languages.split()] or [None] * len(names)
-    return [Side(name, name, [], code) for name, code in zip(names, codes, strict=True)]
+    return [FoundText(name, name, [], code) for name, code in zip(names, codes, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_columns_that_are_not_there_or_the_same():
 
 @pytest.mark.usefixtures("without_identification")
 def test_languages_of_the_file_name_without_identification():
-    texts = [Side("0", 0, SOURCES), Side("1", 1, TARGETS)]
+    texts = [FoundText("0", 0, SOURCES), FoundText("1", 1, TARGETS)]
     assert [side.language for side in with_languages(texts, "news.en-fr.tsv")] == ["en", "fr"]
     assert [side.language for side in with_languages(texts, "news.tsv")] == [None, None]
 
 
 def test_languages_of_texts():
-    texts = [Side("0", 0, SOURCES), Side("1", 1, TARGETS)]
+    texts = [FoundText("0", 0, SOURCES), FoundText("1", 1, TARGETS)]
     assert [side.language for side in with_languages(texts, "news.tsv")] == ["en", "fr"]
     assert [side.language for side in with_languages(texts, "news.fr-en.tsv")] == ["en", "fr"]
     assert [side.language for side in with_languages(texts, "news.fr-de.tsv")] == ["de", "fr"]
@@ -194,13 +194,17 @@ def test_languages_of_texts():
 
 
 def test_names_that_contradict_the_text():
-    texts = [Side("a.fr", 0, SOURCES, "fr"), Side("a.en", 1, SOURCES, "en"), Side("a.sco", 2, SOURCES, "sco")]
-    texts.append(Side("a.en", 3, SOURCES, "en", given="it"))
+    texts = [
+        FoundText("a.fr", 0, SOURCES, "fr"),
+        FoundText("a.en", 1, SOURCES, "en"),
+        FoundText("a.sco", 2, SOURCES, "sco"),
+    ]
+    texts.append(FoundText("a.en", 3, SOURCES, "en", given="it"))
     assert [side.is_misnamed for side in with_languages(texts, "")] == [True, False, False, True]
 
 
 def test_what_is_given_is_the_language_before_names_and_contents():
-    texts = with_languages([Side("a.de", 0, SOURCES, "de"), Side("b", 1, TARGETS)], "")
+    texts = with_languages([FoundText("a.de", 0, SOURCES, "de"), FoundText("b", 1, TARGETS)], "")
     found = choose_sides(texts, NONE, NONE)
     assert found.languages == ("de", "fr")
     assert found.with_given("csb", None).languages == ("csb", "fr")
@@ -208,6 +212,6 @@ def test_what_is_given_is_the_language_before_names_and_contents():
 
 
 def test_sides_in_names_are_not_exchanged_by_what_the_texts_seem_to_be():
-    texts = [Side("a.src", 0, TARGETS, is_file=True, is_marked=True)]
-    texts += [Side("a.trg", 1, SOURCES, is_file=True, is_marked=True)]
+    texts = [FoundText("a.src", 0, TARGETS, is_file=True, is_marked=True)]
+    texts += [FoundText("a.trg", 1, SOURCES, is_file=True, is_marked=True)]
     assert choose_sides(with_languages(texts, ""), NONE, ("en", "fr")).source.name == "a.src"

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.cli.interop import ExportFormat
-from mtrain.config.decoding import DecodingConfig
-from mtrain.config.model import Architecture
 from mtrain.config.schema import Format, ModelFolderConfig
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import Architecture
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.reading.files import toy_pairs
 from mtrain.decoding.translate import Translator

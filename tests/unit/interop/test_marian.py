@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
-from mtrain.decoding.forced import forced_log_probs
-from mtrain.decoding.search import search
+from mtrain.decoding.search.forced import forced_log_probs
+from mtrain.decoding.search.search import search
 from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
 from mtrain.model.incremental import DecodingTransformer

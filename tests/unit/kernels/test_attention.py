@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.kernels.attention import attention_weights, cached_attention, eager_attention, fused_attention
+from mtrain.kernels.attention import attention_weights, cached_attention, fused_attention
+from mtrain.kernels.eager_attention import eager_attention
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}

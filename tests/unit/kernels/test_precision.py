@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mtrain import Translator
-from mtrain.decoding.score import score_pairs
+from mtrain.decoding.scoring.score import score_pairs
 from mtrain.kernels import precision
 from mtrain.kernels.precision import widest_float
 from mtrain.model.transformer import Transformer

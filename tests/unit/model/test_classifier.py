@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.build import build_model
 from mtrain.model.classifier import PairClassifier

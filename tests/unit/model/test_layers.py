@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.sequences import Padded
 from mtrain.model.transformer import DecoderLayer, Dropout, EncoderLayer, FeedForward, Residual
 from tests.support.transformer import copy_layer, their_arguments

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batch import collate
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.loss import r_drop_loss, translation_loss

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import causal_mask, recording
 from mtrain.kernels.undocumented import documented_only
 from mtrain.model.incremental import DecodingTransformer

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Shape, count_operations, flops_of

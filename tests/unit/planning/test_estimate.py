@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from mtrain.config.model import ModelConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device, Shape, activation_bytes, count_operations, count_parameters
 from mtrain.planning.estimate import Estimator

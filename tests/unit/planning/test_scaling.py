@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.planning.estimate import Epoch, StepCost, StepTime
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, Link
 from mtrain.planning.scaling import BUCKET, Run, Work, all_reduce, planned_steps, predict_run

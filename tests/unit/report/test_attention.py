@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.translate import Translator
 from mtrain.model.transformer import Transformer
 from mtrain.report.attention import attention_page, html_positions, position_similarity, position_table

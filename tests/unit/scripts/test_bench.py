@@ -17,7 +17,7 @@ from benchmark.peers.batches import Streams
 from benchmark.rounds import Contestant
 
 from mtrain.config.load import load_config
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batch import collate
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.tokenizer.tokenizer import Tokenizer

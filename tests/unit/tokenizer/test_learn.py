@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.data.reading.files import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.sampling import make_resegment

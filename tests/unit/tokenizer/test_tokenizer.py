@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.config.model import Architecture
+from mtrain.config.sections.model import Architecture
 from mtrain.errors import ModelError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.tokenizer.vocabulary import SpecialIds

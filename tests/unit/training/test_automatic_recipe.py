@@ -12,10 +12,10 @@ import yaml
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mtrain.config.model import ModelConfig
-from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.reading.digests import RawFiles

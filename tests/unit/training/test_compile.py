@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from mtrain.config.model import ModelConfig
-from mtrain.config.presets import PRESETS
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.presets import PRESETS
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit

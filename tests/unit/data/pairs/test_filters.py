@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.pairs.filters import BlockFilter
 from mtrain.data.pairs.rejections import REASONS
 from mtrain.errors import UsageError

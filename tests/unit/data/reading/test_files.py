@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from sacrebleu.dataset import DATASETS
 
-from mtrain.config.corpora import ToyCorpus
+from mtrain.config.sections.corpora import ToyCorpus
 from mtrain.data.reading.digests import content_hash
 from mtrain.data.reading.files import ToySplit, toy_pairs
 
@@ -27,7 +27,7 @@ XML = """<?xml version="1.0"?>
 """
 READ = """
 import json, sys
-from mtrain.config.corpora import SacrebleuCorpus
+from mtrain.config.sections.corpora import SacrebleuCorpus
 from mtrain.data.reading.parse import read_corpus
 from mtrain.data.reading.files import files_of, further_references
 from mtrain.errors import DataError

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.config.corpora import TextTestSet
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.corpora import TextTestSet
+from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.preparing.missing_files import check_corpora
 from mtrain.data.reading.blocks import read_blocks

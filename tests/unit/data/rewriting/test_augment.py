@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mtrain.config.augment import Augment
+from mtrain.config.sections.augment import Augment
 from mtrain.data.rewriting.augment import CHANGES, Side, change_pair, noise, with_cases
 from mtrain.tokenizer.vocabulary import pattern_of
 from tests.support.tokenizers import SOURCE

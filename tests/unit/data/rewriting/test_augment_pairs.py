@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtrain import processes
-from mtrain.config.augment import Augment
+from mtrain.config.sections.augment import Augment
 from mtrain.data.rewriting import reencode
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -3,12 +3,13 @@
 import random
 import re
 import tempfile
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mtrain.config.corruptions import Corruptions
+from mtrain.config.sections.corruptions import Corruptions
 from mtrain.data.rewriting.classifier_pairs import (
     BAD,
     GOOD,
@@ -18,7 +19,7 @@ from mtrain.data.rewriting.classifier_pairs import (
     pair_sequence,
 )
 from mtrain.data.rewriting.rewrite import replace_rows
-from mtrain.data.rewriting.throttle import CancelledError, Throttle, never
+from mtrain.data.rewriting.throttle import Throttle, never
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import prepare_data
 from tests.support.tokenizers import train

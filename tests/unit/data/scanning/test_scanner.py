@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mtrain import progress_bar
-from mtrain.config.corpora import ToyCorpus
+from mtrain.config.sections.corpora import ToyCorpus
 from mtrain.data import Pair
 from mtrain.data.preparing.report import check_data
 from mtrain.data.reading.blocks import read_blocks

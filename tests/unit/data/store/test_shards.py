@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from mtrain import processes as processes_module
 from mtrain import progress_bar
-from mtrain.config.data import DataConfig
+from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder as folder_encoder

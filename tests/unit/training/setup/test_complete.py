@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.config.load import validate
-from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize, assumed_speed
 from mtrain.config.schema import Config
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.presets import PRESETS, SIZES
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.training.setup.complete import Workload, assumed_speed_of, choose_values
 from mtrain.training.setup.resolve import resolve_config

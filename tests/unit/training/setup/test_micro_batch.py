@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mtrain.checkpoint.state import TrainState
-from mtrain.config.model import ModelConfig
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batch import Batch
 from mtrain.data.epochs.batching import Division, plan_batches
 from mtrain.data.epochs.loader import largest_batches

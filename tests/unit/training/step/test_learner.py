@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from mtrain.config.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig
 from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.step.learner import Learner
 from mtrain.training.step.optimizer import LossScaler, make_optimizer
@@ -167,8 +167,8 @@ def test_compiling_silences_the_warnings_of_the_compiler(parts, monkeypatch):
 def test_compiling_logs_no_graph_breaks():
     code = """if True:
         import torch
-        from mtrain.config.model import ModelConfig
-        from mtrain.config.training import TrainingConfig
+        from mtrain.config.sections.model import ModelConfig
+        from mtrain.config.sections.training import TrainingConfig
         from mtrain.model.transformer import Transformer
         from mtrain.training.step.learner import Learner
         sizes = {"d_model": 8, "ffn_dim": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mtrain.config.training import TrainingConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.training.step.schedule import learning_rate
 
 

@@ -1,0 +1,103 @@
+"""Arguments and options that several commands share."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+from typer import Argument, Option
+
+from mtrain.cli.console.help import GENERAL
+from mtrain.cli.console.terminal import restore_utf8
+from mtrain.paths import path_of
+
+# Options of long commands, by group.
+file = partial(Option, rich_help_panel="Files")
+search = partial(Option, rich_help_panel="Search")
+sampling = partial(Option, rich_help_panel="Sampling")
+speed = partial(Option, rich_help_panel="Speed")
+result = partial(Option, rich_help_panel="Results")
+language = partial(Option, rich_help_panel="Languages")
+general = partial(Option, rich_help_panel=GENERAL)
+
+ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
+ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder, model folder or checkpoint.")]
+RunDir = Annotated[
+    str | None, Option(metavar="FOLDER", help="Run folder to use instead of run_dir in CONFIG.")
+]
+InputFile = Annotated[
+    Path | None, file("-i", "--input", metavar="FILE", help="Input file, one sentence per line; - is stdin.")
+]
+OutputFile = Annotated[
+    Path | None,
+    file(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Output file, replaced once it is complete; compressed if it ends in .gz or .zst.",
+    ),
+]
+Ensemble = Annotated[
+    list[str] | None, search(metavar="MODEL", help="Further model of an ensemble; repeatable.")
+]
+BeamSize = Annotated[
+    int | None, search(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
+]
+LengthPenalty = Annotated[
+    float | None, search(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA.")
+]
+BatchTokens = Annotated[
+    int | None,
+    speed(min=1, metavar="N", help="Maximum batch size in padded source tokens times beams or samples."),
+]
+From = Annotated[
+    str | None,
+    language("--from", metavar="LANG", help="Language of the source, for models with language tags."),
+]
+To = Annotated[
+    str | None,
+    language("--to", metavar="LANG", help="Language to translate into, for models with language tags."),
+]
+Json = Annotated[bool, result("--json", help="Print JSON.")]
+Set = Annotated[
+    list[str] | None,
+    general(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a config key or, for a trained MODEL, a decoding key; repeatable.",
+    ),
+]
+Device = Annotated[
+    str, general(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda, cuda:N, mps or xpu.")
+]
+NoCheck = Annotated[
+    bool, Option("--no-check", help="Do not check the corpora before encoding them (data.check).")
+]
+Quiet = Annotated[bool, general("--quiet", help="Print only warnings and errors.")]
+Debug = Annotated[bool, general("--debug", help="Print debug messages and tracebacks.")]
+
+
+def expand_home_in_paths(function: Callable[..., None]) -> None:
+    """Expand `~` in all path arguments and options of a command. A shell expands it only at the beginning
+    of a word, not in `--output=~/x`."""
+    for annotation in get_type_hints(function, include_extras=True).values():
+        type_, info = get_args(annotation)[:2] or (None, None)
+        item_types = [each for part in (type_, *get_args(type_)) for each in (part, *get_args(part))]
+        if info is not None and Path in item_types:
+            info.parser = _typed_path
+
+
+def _typed_path(value: Any) -> Path:
+    # Click takes everything after a short option as its value: `=~/x` for `-o=~/x`.
+    return path_of(value.removeprefix("=") if str(value).startswith("=~") else value)
+
+
+def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:
+    """The assignments of --set, followed by one for each option that was given."""
+    given = {key: value for key, value in options.items() if value is not None}
+    assignments = [
+        *(set_ or []),
+        *(f"{section}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()),
+    ]
+    return [restore_utf8(assignment) for assignment in assignments]

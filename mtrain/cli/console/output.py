@@ -1,0 +1,173 @@
+"""Where results go: stdout, a device or a pipe, or a file that is replaced when it is complete."""
+
+import io
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import IO, Any, cast
+
+from mtrain.cli.console.terminal import discard_output
+from mtrain.control_characters import escape_control_characters
+from mtrain.data import COMPRESSION
+from mtrain.errors import StorageError, UsageError
+
+# Suffixes of compressed files that cannot be written. `.tar` is not one of them, as it is a language code;
+# `.tgz` is one, although it is a language code, too.
+_UNSUPPORTED = {".7z", ".bz2", ".gzip", ".lz", ".lz4", ".lzma", ".tgz", ".xz", ".z", ".zip", ".zstd"}
+FLUSH_EVERY = 0.2  # seconds: the reader of a pipe sees results soon
+
+
+def is_stdout(path: Path) -> bool:
+    """Whether a path, such as /dev/stdout, is where stdout goes."""
+    try:
+        return os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return False
+
+
+def is_stream(path: Path | None) -> bool:
+    """Whether results go to stdout, a device or a pipe, rather than to a file."""
+    return path is None or is_stdout(path) or (path.exists() and not path.is_file())
+
+
+def is_on_screen(path: Path | None) -> bool:
+    """Whether results go to a terminal, where a progress bar would be in the way."""
+    return (path is None or is_stdout(path)) and sys.stdout.isatty()
+
+
+def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
+    """Check an output file before any work. Raises StorageError if its folder is missing or it is a folder,
+    UsageError if it is also one of the `inputs` or stdin, or if its compression is not supported."""
+    if path is None:
+        return
+    if path.suffix not in COMPRESSION and path.suffix.lower() in {*_UNSUPPORTED, *COMPRESSION}:
+        wanted = "a name that ends in .gz or .zst, or has no compression suffix"
+        raise UsageError(f"{path}: cannot write {path.suffix} files; give {wanted}")
+    if not path.resolve().parent.is_dir():
+        raise StorageError(f"{path}: cannot write: no such folder")
+    if path.is_dir():
+        raise StorageError(f"{path}: cannot write: a folder, not a file")
+    if is_stream(path):
+        return
+    read = [file.stat() for file in inputs if file is not None and str(file) != "-"]
+    with suppress(OSError):  # stdin may be closed
+        read.append(os.fstat(0))
+    if path.exists() and any(os.path.samestat(path.stat(), other) for other in read):
+        raise UsageError(f"{path}: this file is also an input; give another file")
+
+
+@contextmanager
+def open_stdout() -> Iterator[IO[str]]:
+    """Open stdout. It is not an error if its reader exits early, as `head` does. Control characters that are
+    written to a terminal are escaped."""
+    try:
+        yield shown_on(sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[IO[str]]:
+    """Open stdout, a device or a pipe, or a file, which is replaced if the block succeeds.
+
+    Output to a path that ends in .gz or .zst is compressed. Raises StorageError if writing fails.
+    """
+    if path is None or is_stdout(path):
+        with open_stdout() as stream:
+            yield stream
+        return
+    place = path if is_stream(path) else path.resolve()
+    written = place if is_stream(path) else place.with_name(f".{place.name}.{token_hex(4)}.tmp")
+    try:
+        with _opened(written, path) as stream:
+            yield shown_on(stream)
+        if written is not place:
+            _put_in_place(written, place)
+    except BrokenPipeError:  # of stdout, which the block may write to as well
+        raise
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    finally:
+        if written is not place:
+            written.unlink(missing_ok=True)
+
+
+class _Terminal:
+    """Writes text to a terminal, with control characters escaped, except for line feeds and tabs."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        self._stream.write(escape_control_characters(text, "\n\t"))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+def shown_on(stream: IO[str]) -> IO[str]:
+    """The stream itself or, if it is a terminal, one that escapes control characters."""
+    return cast(IO[str], _Terminal(stream)) if stream.isatty() else stream
+
+
+def write_lines(lines: Iterable[str], out: IO[str], flush_every: float = FLUSH_EVERY) -> None:
+    """Write lines as they arrive, and flush the output with the first one after `flush_every` seconds."""
+    flushed = time.monotonic()
+    for line in lines:
+        out.write(line)
+        if time.monotonic() - flushed >= flush_every:
+            out.flush()
+            flushed = time.monotonic()
+
+
+class _OutputFile(io.FileIO):
+    """A file, a device or a named pipe. If the reader of a pipe exits, results are lost: an error, unlike
+    with stdout."""
+
+    def __init__(self, written: Path, path: Path):
+        """`written` is the file, and `path` the name that errors give it."""
+        super().__init__(written, "wb")
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            # If two files are open, `open_output` would name the one that was opened last.
+            raise _cannot_write(self._path, error) from None
+
+
+def _cannot_write(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: cannot write: {error.strerror}")
+
+
+@contextmanager
+def _opened(written: Path, path: Path) -> Iterator[IO[str]]:
+    """The file `written`, opened for UTF-8 text, and compressed if the suffix of `path` says so."""
+    compression = COMPRESSION.get(path.suffix)
+    with io.BufferedWriter(_OutputFile(written, path)) as raw:
+        stream: IO[bytes] = raw
+        if compression is not None:
+            import pyarrow as pa
+
+            stream = pa.output_stream(raw, compression=compression)
+        with io.TextIOWrapper(stream, encoding="utf-8", newline="\n") as text:
+            yield text
+
+
+def _put_in_place(written: Path, place: Path) -> None:
+    """Give a complete file the permissions and the name of the one it replaces."""
+    from mtrain.storage.atomic import replace_durably
+
+    if place.exists():
+        written.chmod(place.stat().st_mode)
+    replace_durably(written, place)

@@ -1,0 +1,167 @@
+"""Standard streams, logging, and checks of what the user typed."""
+
+import io
+import logging
+import os
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from mtrain.cli.console.message_start import clear_bars, rank_prefix
+from mtrain.control_characters import escape_control_characters
+from mtrain.distributed.launch import read_launch
+from mtrain.errors import DataError, UsageError
+
+log = logging.getLogger(__name__)
+STARTED = time.monotonic()  # this module is loaded when the process starts
+
+
+def make_streams_usable() -> None:
+    """Replace closed standard streams, and write UTF-8 regardless of the locale.
+
+    A closed stdout is replaced with a read-only stream, so that losing results is an error.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  (open until the process ends)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # `require_unicode` reports what was not UTF-8
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Discard what could not be written to stdout. Python would try again at exit, and exit with code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def start_logging(quiet: bool, debug: bool) -> None:
+    """Write log messages to stderr without breaking progress bars; with `quiet`, only warnings and errors,
+    which is all that ranks other than 0 write."""
+    from tqdm import tqdm
+
+    quiet = quiet or bool(read_launch().rank)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kind = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            text = rank_prefix() + kind + escape_control_characters(self.format(record))
+            text = text if getattr(record, "as_is", False) else wrap(text, sys.stderr)
+            with suppress(OSError):  # a closed stderr must not stop a long run
+                tqdm.write(clear_bars() + text, file=sys.stderr)
+
+    logger = logging.getLogger("mtrain")
+    logger.handlers = [Handler()]
+    logger.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
+    if quiet or not sys.stderr.isatty():
+        os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+
+
+def use_command(model: str, classifies: bool) -> str:
+    """The command that uses a model."""
+    folder = shlex.quote(model)
+    if classifies:
+        return f"mtrain score {folder} --classifier --tsv pairs.tsv -o scored.tsv"
+    return f"mtrain translate {folder} 'Hello.'"
+
+
+def suggest(done: str, *commands: str) -> None:
+    """Log what to do next, unless the command took less than a second. Commands are not wrapped, so that
+    they can be copied; several have lines of their own."""
+    if time.monotonic() - STARTED >= 1:
+        text = f" {commands[0]}" if len(commands) == 1 else "".join(f"\n  {command}" for command in commands)
+        log.info("%s:%s", done, text, extra={"as_is": True})
+
+
+def wrap(text: str, stream: IO[str]) -> str:
+    """Text for a stream: on a terminal, control characters are escaped, and lines are wrapped between words,
+    and aligned with the last column if they are rows of a table."""
+    if not stream.isatty():
+        return text
+    width = columns_of(stream) - 1
+    return "\n".join(_wrap_line(line, width) for line in escape_control_characters(text).split("\n"))
+
+
+def columns_of(stream: IO[str]) -> int:
+    """The width of a terminal."""
+    with suppress(OSError):
+        if columns := os.get_terminal_size(stream.fileno()).columns:
+            return columns
+    return shutil.get_terminal_size().columns
+
+
+def _wrap_line(line: str, width: int) -> str:
+    table = re.match(r".*\S {2,}(?=\S)", line)
+    indent = len(table[0]) if table else 2 + len(line) - len(line.lstrip())
+    if len(line) <= width or indent > width - 20:
+        return line
+    words = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    first, rest = (table[0], line[len(table[0]) :]) if table else ("", line)
+    words.initial_indent, words.subsequent_indent = first, " " * indent
+    return words.fill(rest) if table else "\n".join(words.wrap(rest))
+
+
+def restore_utf8(text: str) -> str:
+    """Typed text, decoded as UTF-8 if Python decoded it as ASCII, as in the C locale. There it represents
+    each byte of another character by a lone surrogate. Text that is not UTF-8 is returned unchanged."""
+    try:
+        return os.fsencode(text).decode("utf-8") if _has_surrogates(text) else text
+    except UnicodeError:
+        return text
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def require_unicode(text: str) -> str:
+    """Typed text, with UTF-8 restored. Raises DataError if it was not UTF-8."""
+    text = restore_utf8(text)
+    if _has_surrogates(text):
+        raise DataError(f"{text}: not valid UTF-8")
+    return text
+
+
+def typed_input(text: Sequence[str] | None, input_file: Path | None) -> tuple[list[str], Path | None]:
+    """The lines of TEXT and, if there is none, the file to read; a TEXT of `-` stands for stdin. Raises
+    UsageError if both are given, DataError for text that is not UTF-8."""
+    if text and input_file:
+        raise UsageError("TEXT and --input were both given; give one of them")
+    if text == ["-"]:
+        return [], Path("-")
+    texts = [require_unicode(each).replace("\r\n", "\n").removesuffix("\n") for each in text or []]
+    return [line for each in texts for line in each.split("\n")], input_file
+
+
+def require_file(path: Path) -> None:
+    """Raise DataError if an input file is missing or a folder; `-`, stdin, is always accepted."""
+    if str(path) != "-" and (path.is_dir() or not path.exists()):
+        raise DataError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
+    from mtrain.data.reading.lines import lines_of, raise_errors
+    from mtrain.data.reading.lines import read_lines as lines_of_file
+
+    yield from (
+        decode_stdin(lines_of(sys.stdin.buffer)) if str(path) == "-" else raise_errors(lines_of_file(path))
+    )
+
+
+def decode_stdin(lines: Iterable[bytes]) -> Iterator[str]:
+    """The lines of stdin as text. Raises DataError at the first that is not valid text."""
+    from mtrain.data.reading.lines import decode_lines, raise_errors
+
+    try:
+        yield from raise_errors(decode_lines(lines, "<stdin>"))
+    except OSError as error:
+        raise DataError(f"<stdin>: cannot read: {error.strerror}") from None

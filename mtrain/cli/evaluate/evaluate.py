@@ -1,0 +1,225 @@
+"""`mtrain evaluate`."""
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import open_stdout
+from mtrain.cli.evaluate.checks import check_inputs, check_metrics, refuse_unused
+from mtrain.cli.evaluate.results import Outputs, report_results
+from mtrain.cli.evaluate.systems import (
+    Evaluated,
+    EvaluationInputs,
+    Report,
+    Require,
+    evaluate_files,
+    evaluate_models,
+)
+from mtrain.distributed.launch import read_launch
+from mtrain.errors import UsageError
+from mtrain.paths import path_of
+
+if TYPE_CHECKING:
+    from mtrain.evaluation.evaluate import TestSet
+
+metric_option = partial(Option, rich_help_panel="Metrics")
+comet_option = partial(Option, rich_help_panel="COMET")
+
+
+def evaluate(
+    model: Annotated[
+        Path | None,
+        Argument(metavar="MODEL", help="Run folder, model folder or checkpoint; optional with --hypotheses."),
+    ] = None,
+    source: Annotated[
+        Path | None, options.file(metavar="FILE", help="Sentences to translate and score; - is stdin.")
+    ] = None,
+    reference: Annotated[
+        list[Path] | None, options.file(metavar="FILE", help="Reference translations; repeatable.")
+    ] = None,
+    hypotheses: Annotated[
+        Path | None, options.file(metavar="FILE", help="Translations to score; - is stdin.")
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        options.file(
+            metavar="MODEL|FILE",
+            help="Model or file of translations to compare with MODEL or --hypotheses; repeatable.",
+        ),
+    ] = None,
+    validation: Annotated[
+        bool,
+        options.file(
+            "--validation",
+            help="Score the validation set of MODEL's run instead of its test sets, to choose settings.",
+        ),
+    ] = False,
+    metrics: Annotated[
+        str, metric_option(metavar="NAMES", help="Comma-separated list of bleu, chrf, chrf++, ter and comet.")
+    ] = "bleu,chrf,ter",
+    lowercase: Annotated[
+        bool, metric_option("--lowercase", help="Ignore case in BLEU and chrF; TER always ignores it.")
+    ] = False,
+    bleu_tokenize: Annotated[
+        str | None,
+        metric_option(
+            metavar="NAME",
+            help="sacreBLEU tokenizer; by default the one for the target language, or 13a if it is unknown.",
+        ),
+    ] = None,
+    augment: Annotated[
+        str | None,
+        options.result(
+            metavar="NAMES",
+            help="Also score changed copies of the test sets: comma-separated list of uppercase, titlecase, "
+            "drop_final_punctuation and typos.",
+        ),
+    ] = None,
+    by_length: Annotated[
+        bool, options.result("--by-length", help="Also score the sentences of each range of source lengths.")
+    ] = False,
+    sentence_scores: Annotated[
+        Path | None,
+        options.result(metavar="FILE", help="Write the scores of each sentence to a tab-separated file."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        options.result(metavar="FILE", help="Write a page with the compared sentences side by side."),
+    ] = None,
+    json_: options.Json = False,
+    from_: options.From = None,
+    to: options.To = None,
+    comet: Annotated[
+        Path | None,
+        comet_option(
+            metavar="FOLDER",
+            help="Virtual environment with unbabel-comet. Default: the one that MTRAIN_COMET names.",
+        ),
+    ] = None,
+    comet_model: Annotated[
+        str | None,
+        comet_option(
+            metavar="NAME", help="COMET model, by name or checkpoint file. Default: Unbabel/wmt22-comet-da."
+        ),
+    ] = None,
+    setup_comet: Annotated[
+        Path | None,
+        comet_option(
+            metavar="FOLDER",
+            help="Create a virtual environment with unbabel-comet in FOLDER, and do nothing else.",
+        ),
+    ] = None,
+    beam_size: options.BeamSize = None,
+    length_penalty: options.LengthPenalty = None,
+    batch_tokens: options.BatchTokens = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Compute BLEU, chrF and TER with sacreBLEU.
+
+    Translates the test sets of MODEL's run, or --source, and scores the result. With --hypotheses, scores
+    existing translations instead. With --compare, tests whether systems differ by more than chance.
+
+    Examples:
+        mtrain evaluate runs/mine
+        mtrain evaluate runs/mine --compare runs/other --html differences.html
+        mtrain evaluate --hypotheses new.de --reference right.de
+    """
+    terminal.start_logging(quiet, debug)
+    if setup_comet is not None:
+        if any((model, source, hypotheses, compare)):
+            raise UsageError("--setup-comet only makes an environment; leave out MODEL and the files")
+        if read_launch().rank == 0:
+            _set_up_comet(setup_comet)
+        return
+    search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    changes = [] if augment is None else [name.strip() for name in augment.split(",")]
+    inputs = EvaluationInputs(
+        model=model,
+        source=source,
+        references=reference or [],
+        hypotheses=hypotheses,
+        compared=compare or [],
+        augment=changes,
+        languages=(from_, to),
+        validation=validation,
+    )
+    names = [name.strip() for name in metrics.lower().split(",")]
+    outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
+    check_inputs(inputs, outputs, "comet" in names)
+    check_metrics(names, bleu_tokenize, comet, comet_model)
+    if by_length and names == ["comet"]:
+        raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
+    translating = bool(inputs.models)
+    if not translating:
+        unused_device = None if device == "auto" or "comet" in names else device
+        others = {"device": unused_device, "augment": augment, "from": from_}
+        unused = {**search, "set": set_ or None, **others}
+        refuse_unused(unused, "--hypotheses, which are scored without translating")
+    settings = options.overrides(set_, "decoding.", **search)
+    data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
+    decoding_settings = [assignment for assignment in settings if assignment not in data_settings]
+    if inputs.references and data_settings:
+        raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
+    gpus = "0" if device == "cpu" else "auto"
+    require, report = _metric_functions(names, lowercase, bleu_tokenize, comet, comet_model, gpus, outputs)
+    if not translating:
+        evaluate_files(inputs, report)
+        return
+    evaluate_models(inputs, decoding_settings, data_settings, beam_size, device, require, report)
+    first = shlex.quote(str(inputs.models[0]))
+    terminal.suggest("to translate a file", f"mtrain translate {first} -i FILE -o FILE")
+
+
+def _metric_functions(
+    names: Sequence[str],
+    lowercase: bool,
+    bleu_tokenize: str | None,
+    comet: Path | None,
+    comet_model: str | None,
+    gpus: str,
+    outputs: Outputs,
+) -> tuple[Require, Report]:
+    """What checks that the metrics are available for a test set, and what scores translations by them.
+
+    Raises UsageError for an unknown metric or tokenizer, and if the environment of COMET is missing. Whether
+    the tokenizer of a language is installed is left to the check.
+    """
+    from mtrain.evaluation.comet import DEFAULT_MODEL, Comet, CometProcess, comet_python
+    from mtrain.evaluation.metrics import make_metrics
+
+    def metrics(target: str | None, make_comet: Callable[[], Any] = lambda: None) -> dict[str, Any]:
+        return make_metrics(names, target, lowercase, bleu_tokenize, make_comet)
+
+    def require(test: "TestSet", language: str | None) -> None:
+        metrics(test.target_lang(language))
+
+    metrics(None)  # an error before any work
+    python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
+
+    def report(evaluated: Iterable[Evaluated], language: str | None) -> None:
+        with CometProcess(python, str(path_of(comet_model or DEFAULT_MODEL)), gpus) as process:
+
+            def metrics_for(test: "TestSet") -> dict[str, Any]:
+                return metrics(test.target_lang(language), lambda: Comet(process, test.sources))
+
+            report_results(evaluated, metrics_for, outputs)
+
+    return require, report
+
+
+def _set_up_comet(folder: Path) -> None:
+    from mtrain.evaluation.comet import VARIABLE, set_up_comet
+
+    set_up_comet(folder)
+    with open_stdout() as out:
+        print(folder, file=out)
+    place = shlex.quote(str(folder.resolve()))
+    terminal.suggest("to use it", f"export {VARIABLE}={place}; mtrain evaluate MODEL --metrics bleu,comet")

@@ -1,0 +1,212 @@
+"""The translations that `mtrain evaluate` scores: those of models, and those in files."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mtrain.cli.console import terminal
+from mtrain.cli.translate.translate import load_translator, refuse_beam_size_of_sampling
+from mtrain.config.languages import Direction
+from mtrain.distributed.launch import read_launch
+from mtrain.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translator
+    from mtrain.evaluation.evaluate import Output, TestSet
+
+
+class EvaluationInputs(NamedTuple):
+    """What the command line names."""
+
+    model: Path | None
+    source: Path | None
+    references: Sequence[Path]
+    hypotheses: Path | None
+    compared: Sequence[Path]
+    augment: Sequence[str] = ()  # the changes of which copies of the test sets are scored, too
+    languages: tuple[str | None, str | None] = (None, None)  # of --from and --to
+    validation: bool = False  # whether to score the validation set of MODEL instead of its test sets
+
+    @property
+    def systems(self) -> list[Path]:
+        """The baseline, and what is compared with it."""
+        baseline = self.model if self.hypotheses is None else self.hypotheses
+        return [*([] if baseline is None else [baseline]), *self.compared]
+
+    @property
+    def models(self) -> list[Path]:
+        """The systems that are models: the baseline unless it is a file, and folders."""
+        return [path for path in self.systems if self.is_model(path)]
+
+    def is_model(self, path: Path) -> bool:
+        """Whether one of `systems` is a model, rather than a file of translations."""
+        return path == self.model or (path != self.hypotheses and path.is_dir())
+
+
+class Evaluated(NamedTuple):
+    """The translations of a test set by each system. The first system is the baseline."""
+
+    test: "TestSet"
+    systems: dict[str, list[str]]
+    problems: dict[str, dict[str, int] | None]  # the number of translations with each, as in `Output`
+
+    @classmethod
+    def of(cls, test: "TestSet", outputs: "dict[str, Output]") -> "Evaluated":
+        """The outputs of each system."""
+        texts = {name: output.texts for name, output in outputs.items()}
+        return cls(test, texts, {name: output.problems for name, output in outputs.items()})
+
+
+Require = Callable[["TestSet", str | None], None]  # given a language of the translations, if it is known
+Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations into a language, if it is known
+
+
+def evaluate_files(inputs: EvaluationInputs, report: Report) -> None:
+    """Report on existing translations. MODEL is used only for its target language."""
+    from mtrain.evaluation.evaluate import given_output, target_lang_of
+
+    if read_launch().rank == 0:
+        texts = _read_systems(inputs)
+        [test] = _given_test_sets(inputs, texts)
+        language = inputs.languages[1]
+        if language is None and inputs.model is not None:
+            language = target_lang_of(inputs.model)
+        outputs = {name: given_output(test, lines) for name, lines in texts.items()}
+        report([Evaluated.of(test, outputs)], language)
+
+
+def evaluate_models(
+    inputs: EvaluationInputs,
+    decoding_settings: Sequence[str],
+    data_settings: Sequence[str],
+    beam_size: int | None,
+    device: str,
+    require: Require,
+    report: Report,
+) -> None:
+    """Translate with each model in turn, and report on its translations and those in files. `require` checks
+    before the translation that the report will be possible. The settings are assignments of --set.
+
+    If there are several ranks, they share the translation, and the first alone reads and reports. The last
+    model translates one test set after another while the report proceeds.
+    """
+    from mtrain.distributed.many_ranks import joined_ranks
+    from mtrain.evaluation.evaluate import translate_set, with_augmented
+
+    given: list[TestSet] = []
+    tests: list[TestSet] = []
+    texts: dict[str, list[str]] = {}
+    if read_launch().rank == 0:
+        texts = _read_systems(inputs)
+        given = _given_test_sets(inputs, texts) if inputs.references else []
+    done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
+    direction: Direction | None = None  # that of the first model
+    with joined_ranks(device) as ranks:
+        for path in inputs.models:
+            loaded = load_translator(path, str(ranks.device), decoding_settings)
+            refuse_beam_size_of_sampling(loaded, beam_size)
+            with _between(path, loaded, direction or inputs.languages) as translator:
+                loaded = translator  # which alone keeps the model in memory
+                direction = direction or translator.direction
+
+                def work(path: Path = path, translator: "Translator" = translator) -> None:
+                    if not tests:
+                        _check_models(inputs.models[1:], translator.direction, decoding_settings, beam_size)
+                        plain = given or _configured_test_sets(inputs, data_settings, texts)
+                        tests.extend(with_augmented(plain, inputs.augment, translator))
+                    for test in tests:  # fail now, not after the first of them
+                        _between(path, translator, test.direction or translator.direction)
+                        require(test, translator.target_lang)
+                    if path == inputs.models[-1]:
+                        report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
+                    else:
+                        done[str(path)] = [translate_set(test, translator) for test in tests]
+
+                translator.lead(ranks, work)
+
+
+def _check_models(
+    others: Sequence[Path], direction: Direction, settings: Sequence[str], beam_size: int | None
+) -> None:
+    """Raise an error now, not after the translation by the first model, if another one cannot be used."""
+    for path in others:
+        with load_translator(path, "cpu", settings) as translator:
+            refuse_beam_size_of_sampling(translator, beam_size)
+            _between(path, translator, direction)
+
+
+def _between(path: Path, translator: "Translator", languages: tuple[str | None, str | None]) -> "Translator":
+    """The translator of the model in `path` for other languages. Raises UsageError if it does not know
+    them."""
+    try:
+        return translator.between(languages[0], languages[1])
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _translated(
+    inputs: EvaluationInputs,
+    tests: Sequence["TestSet"],
+    texts: dict[str, list[str]],
+    done: "dict[str, list[Output]]",
+    last: "Translator",
+) -> Iterator[Evaluated]:
+    from mtrain.evaluation.evaluate import given_output, translate_set
+
+    for number, test in enumerate(tests):
+        known = {name: given_output(test, lines) for name, lines in texts.items()}
+        known |= {name: outputs[number] for name, outputs in done.items()}
+        names = [_name_of(path) for path in inputs.systems]
+        outputs = {name: known[name] if name in known else translate_set(test, last) for name in names}
+        yield Evaluated.of(test, outputs)
+
+
+def _read_systems(inputs: EvaluationInputs) -> dict[str, list[str]]:
+    """The lines of the files among the systems."""
+    files = [path for path in inputs.systems if not inputs.is_model(path)]
+    return {_name_of(file): list(terminal.read_lines(file)) for file in files}
+
+
+def _given_test_sets(inputs: EvaluationInputs, texts: dict[str, list[str]]) -> list["TestSet"]:
+    """The test set in the files of --source and --reference. Raises DataError if numbers of lines differ."""
+    from mtrain.evaluation.evaluate import TestSet, read_references
+
+    sources = [] if inputs.source is None else list(terminal.read_lines(inputs.source))
+    given = {} if inputs.source is None else {_name_of(inputs.source): sources}
+    first = inputs.source if inputs.hypotheses is None else inputs.hypotheses
+    assert first is not None
+    name = _name_of(first)
+    count = len((texts | given)[name])
+    references = read_references(inputs.references, name, count)
+    _require_counts(given | texts, count, name)
+    return [TestSet(Path(name).name, sources, references)]
+
+
+def _configured_test_sets(
+    inputs: EvaluationInputs, settings: Sequence[str], texts: dict[str, list[str]]
+) -> list["TestSet"]:
+    """The test sets or the validation set of MODEL's run. There must be one set if files are compared with
+    the model."""
+    from mtrain.evaluation.evaluate import configured_test_sets, validation_sets
+
+    assert inputs.model is not None
+    tests = (validation_sets if inputs.validation else configured_test_sets)(inputs.model, settings)
+    if texts and len(tests) > 1:
+        names = ", ".join(test.name for test in tests)
+        raise UsageError(
+            f"--compare {next(iter(texts))}: {inputs.model} has several test sets ({names}); "
+            "give --source and --reference"
+        )
+    _require_counts(texts, len(tests[0].sources), tests[0].name)
+    return tests
+
+
+def _require_counts(texts: dict[str, list[str]], count: int, name: str) -> None:
+    for file, lines in texts.items():
+        if len(lines) != count:
+            raise DataError(f"{name} has {count} lines but {file} has {len(lines)}")
+
+
+def _name_of(path: Path) -> str:
+    """The name of a system or file in messages and results."""
+    return "<stdin>" if str(path) == "-" else str(path)

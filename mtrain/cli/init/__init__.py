@@ -1,0 +1,1 @@
+"""`mtrain init`: the command, and its questions."""

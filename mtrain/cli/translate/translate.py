@@ -1,0 +1,185 @@
+"""`mtrain translate`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument
+
+from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import is_stream, require_writable
+from mtrain.cli.translate.attention import check_attention, write_attention
+from mtrain.cli.translate.translation_output import OutputFormat, write_translations
+from mtrain.distributed.launch import read_launch, require_repeatable
+from mtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translator
+
+
+def translate(
+    model: options.ModelFolder,
+    text: Annotated[
+        list[str] | None, Argument(metavar="TEXT", help="Lines to translate; - is stdin.", show_default=False)
+    ] = None,
+    input_file: options.InputFile = None,
+    output_file: options.OutputFile = None,
+    continue_: Annotated[
+        bool, options.file("--continue", help="Resume the output file of an interrupted command.")
+    ] = False,
+    from_: options.From = None,
+    to: options.To = None,
+    beam_size: options.BeamSize = None,
+    n_best: Annotated[
+        int, options.result(min=1, max=1024, metavar="N", help="Number of translations for each sentence.")
+    ] = 1,
+    length_penalty: options.LengthPenalty = None,
+    batch_tokens: options.BatchTokens = None,
+    workers: Annotated[
+        int | None,
+        options.speed(
+            min=1,
+            max=64,
+            metavar="N",
+            help="Number of processes that translate on a CPU; each holds a copy of the model.",
+        ),
+    ] = None,
+    ensemble: options.Ensemble = None,
+    prefix: Annotated[
+        Path | None,
+        options.file(metavar="FILE", help="File with a prefix for each translation, one per line."),
+    ] = None,
+    sample: Annotated[
+        bool, options.sampling("--sample", help="Sample translations instead of using beam search.")
+    ] = False,
+    temperature: Annotated[
+        float | None,
+        options.sampling(metavar="T", help="Sampling temperature; values below 1 sharpen the distribution."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        options.sampling(min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all."),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        options.sampling(
+            metavar="P", help="Sample from the smallest set of tokens with at least this probability."
+        ),
+    ] = None,
+    seed: Annotated[int | None, options.sampling(min=0, metavar="N", help="Random seed of sampling.")] = None,
+    scores: Annotated[bool, options.result("--scores", help="Append a tab and the score.")] = False,
+    alignments: Annotated[
+        bool, options.result("--alignments", help="Append a tab and word alignments such as 0-0 1-2.")
+    ] = False,
+    json_: Annotated[
+        bool, options.result("--json", help="Print one JSON object per line, with all details.")
+    ] = False,
+    attention: Annotated[
+        Path | None, options.result(metavar="FILE", help="Also write a page with the attention maps of TEXT.")
+    ] = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Translate text with MODEL.
+
+    The input is TEXT, a file, or stdin; at a terminal, a prompt opens. One line is printed for each input
+    line, in order. If stdin and stdout are pipes, a program can read the translation of a line before it
+    writes the next one. Put -- before TEXT that begins with a hyphen.
+
+    Examples:
+        mtrain translate runs/mine 'A dog runs.'
+        mtrain translate runs/mine -- '- A dog runs.'
+        mtrain translate runs/mine -i new.en -o new.de
+        mtrain translate runs/mine -i new.en --beam-size 8 --n-best 4 --json
+    """
+    terminal.start_logging(quiet, debug)
+    launch = read_launch()
+    is_first = launch.rank == 0  # of several ranks, the first alone reads and writes
+    typed, input_file = terminal.typed_input(text, input_file)
+    prompted = is_first and not typed and input_file is None and sys.stdin.isatty()
+    if prompted and (output_file or prefix or scores or alignments or json_ or launch.size > 1):
+        raise UsageError("nothing to translate; give TEXT, --input or a pipe")
+    if scores and json_:
+        raise UsageError("--scores has no effect with --json, which contains the scores; give one of them")
+    if is_first:
+        _check_input(input_file, prefix)
+        require_writable(output_file, (input_file, prefix))
+        check_attention(attention, typed, output_file, prefix)
+        inputs = (prefix,) if typed else (prefix, input_file or Path("-"))
+        reads_streams = any(file is not None and not file.is_file() for file in inputs)
+        cure = "start it again with files: -i FILE -o FILE"
+        require_repeatable(reads_streams or is_stream(output_file), cure)
+        if continue_:
+            _check_continue(output_file, prefix)
+    search = {"beam_size": beam_size, "length_penalty": length_penalty}
+    speed = {"batch_tokens": batch_tokens, "workers": workers}
+    samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
+    samples = n_best if sample and not samples_set else None
+    settings = options.overrides(set_, "decoding.", samples=samples, **search, **speed)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    from mtrain.distributed.many_ranks import joined_ranks
+
+    with joined_ranks(device) as ranks:
+        translator = load_translator(model, str(ranks.device), settings, ensemble).between(from_, to)
+        refuse_beam_size_of_sampling(translator, beam_size)
+        if given and translator.decoding.samples is None:
+            raise UsageError(
+                f"--{next(iter(given)).replace('_', '-')} has no effect without --sample; add --sample"
+            )
+        if given:
+            translator = translator.with_settings(**given)
+        if prompted:
+            from mtrain.cli.translate.prompt import Prompt
+
+            Prompt(translator, n_best).run()
+            return
+        form = OutputFormat(n_best, scores, alignments, json_)
+        translator.lead(
+            ranks,
+            lambda: write_translations(translator, typed, input_file, output_file, prefix, form, continue_),
+        )
+        if attention is not None and is_first:
+            prefixes = None if prefix is None else terminal.read_lines(prefix)
+            write_attention(translator, typed, prefixes, str(model), attention)
+
+
+def _check_input(input_file: Path | None, prefix: Path | None) -> None:
+    for file in (input_file, prefix):
+        if file is not None:
+            terminal.require_file(file)
+    if prefix == Path("-"):
+        raise UsageError("--prefix -: reading prefixes from stdin is not supported; give a file")
+
+
+def _check_continue(output_file: Path | None, prefix: Path | None) -> None:
+    if output_file is None or is_stream(output_file):
+        raise UsageError("--continue requires -o FILE, the output file to resume")
+    if prefix is not None and not prefix.is_file():
+        raise UsageError("--continue requires a --prefix that can be read again: a file, not a pipe")
+
+
+def load_translator(
+    model: Path, device: str, settings: Sequence[str], ensemble: Sequence[str] | None = None
+) -> "Translator":
+    """Load a model, and change settings of this process that make decoding faster."""
+    from mtrain.decoding.translate import Translator
+    from mtrain.device import keep_freed_memory, let_cuda_memory_grow
+
+    keep_freed_memory()
+    let_cuda_memory_grow()
+    return Translator.load(model, device, settings, ensemble or ())
+
+
+def refuse_beam_size_of_sampling(translator: "Translator", beam_size: int | None) -> None:
+    """Raise UsageError if a beam size is given but translations are sampled, as the model's own config may
+    have it."""
+    samples = translator.decoding.samples
+    if samples is not None and beam_size is not None:
+        raise UsageError(
+            f"--beam-size has no effect on sampling (decoding.samples is {samples}); leave it out, "
+            "or disable sampling with --set decoding.samples=null"
+        )

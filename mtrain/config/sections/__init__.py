@@ -1,0 +1,1 @@
+"""The sections of a config, each in a module of its own."""

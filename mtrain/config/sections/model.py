@@ -1,0 +1,109 @@
+"""The `model` section, and the architecture that is built from it."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mtrain.config.section import Count, Fraction, PositiveInt, Section
+from mtrain.config.sections.presets import PRESETS
+
+Preset = Literal[
+    "auto", "micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"
+]
+Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
+TiedEmbeddings = Literal["none", "decoder", "all"]
+Head = Literal["translation", "pair_classifier"]
+DECODER_KEYS = ("decoder_layers", "tie_embeddings", "output_bias")  # which a pair classifier does not have
+
+
+class Architecture(Section):
+    """The architecture of the Transformer. A preset fills in the sizes that are not given."""
+
+    preset: Preset | None = Field(
+        None,
+        description="sizes by name; `_deep`: one decoder layer; auto: mtrain chooses the sizes and all other "
+        "values of the recipe that are not given. If the key is absent: auto; with sizes or "
+        "training.init_from: null; for a pair classifier: tiny",
+    )
+    head: Head = Field(
+        "translation",
+        description="what follows the encoder; translation: a decoder; pair_classifier: a layer that tells "
+        "good sentence pairs from corrupted ones",
+    )
+    d_model: int = Field(128, ge=2, le=16384, description="model width; must be a multiple of `heads`")
+    heads: int = Field(4, ge=1, le=256, description="number of attention heads per layer")
+    encoder_layers: int = Field(4, ge=1, le=256, description="number of encoder layers")
+    decoder_layers: int = Field(
+        4, ge=0, le=256, description="number of decoder layers; 0 for a pair classifier"
+    )
+    ffn_dim: int = Field(256, ge=1, le=65536, description="inner width of the feed-forward sublayers")
+    dropout: Fraction = Field(0.1, description="dropout rate of embeddings and sublayer outputs")
+    attention_dropout: Fraction = Field(0.0, description="dropout rate of attention weights")
+    activation_dropout: Fraction | None = Field(
+        None, description="dropout rate inside the feed-forward sublayers; null: same as `dropout`"
+    )
+    word_dropout: Fraction = Field(
+        0.0, description="dropout rate of whole token embeddings, source and target"
+    )
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = Field(
+        "relu", description="activation function of the feed-forward sublayers"
+    )
+    norm: Literal["pre", "post"] = Field(
+        "pre", description="layer normalization before or after each sublayer"
+    )
+    positions: Positions = Field(
+        "sinusoidal", description="positional encoding; `sinusoidal` has all sines first, then all cosines"
+    )
+    tie_embeddings: TiedEmbeddings = Field(
+        "all", description="shared weights; decoder: target embedding and output; all: source embedding, too"
+    )
+    output_bias: bool = Field(False, description="whether the output projection has a bias")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        sizes = PRESETS.get(str(values.get("preset")), {})
+        named = {"preset": None} if sizes else {}
+        if values.get("head") == "pair_classifier":
+            sizes = {**sizes, "decoder_layers": 0}
+        return {**sizes, **values, **named}
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether this is a pair classifier."""
+        return self.head == "pair_classifier"
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
+        if self.is_classifier:
+            if self.preset == "auto":
+                raise ValueError("preset: auto is for translation models; give another preset, such as tiny")
+            if (self.decoder_layers, self.tie_embeddings, self.output_bias) != (0, "all", False):
+                raise ValueError(f"a pair classifier has no decoder; remove {', '.join(DECODER_KEYS)}")
+        elif not self.decoder_layers:
+            raise ValueError("decoder_layers must be at least 1, except for a pair classifier")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.d_model % self.heads:
+            raise ValueError(f"d_model ({self.d_model}) must be a multiple of heads ({self.heads})")
+        if self.positions.startswith("sinusoidal") and self.d_model % 2:
+            raise ValueError("sinusoidal positions need an even d_model")
+        if self.positions == "rotary" and (self.d_model // self.heads) % 2:
+            raise ValueError("rotary positions need an even d_model / heads")
+        return self
+
+
+class ModelConfig(Architecture):
+    """The architecture with the vocabulary sizes and token ids: all that is needed to build the model."""
+
+    source_vocab_size: PositiveInt = Field(description="size of the source vocabulary")
+    target_vocab_size: PositiveInt = Field(description="size of the target vocabulary")
+    max_positions: PositiveInt = Field(description="number of learned positional embeddings")
+    pad_id: Count = Field(0, description="id of the padding token; may equal bos_id")
+    unk_id: Count = Field(1, description="id of the unknown token")
+    bos_id: Count = Field(2, description="id of the token that begins every target")
+    eos_id: Count = Field(3, description="id of the token that ends every sentence")

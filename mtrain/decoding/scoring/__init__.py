@@ -1,0 +1,1 @@
+"""Scores of given pairs, and what is chosen by them."""

@@ -1,0 +1,1 @@
+"""Search: the next tokens of a batch of sentences, and the best hypotheses."""

@@ -1,0 +1,191 @@
+"""Beam search, batched over sentences. Symbols in shapes: see `mtrain.model`."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.search.constraints import Constraints
+from mtrain.decoding.search.predictor import Predictor, remaining_sentences
+from mtrain.kernels.precision import widest_float
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation as target ids, without BOS and EOS."""
+
+    ids: list[int]
+    log_prob: float  # nats, summed over all tokens including EOS, except for a required prefix
+    score: float  # log_prob / length ** length_penalty (all tokens and EOS), plus the coverage penalty
+    finished: bool  # ended with EOS, not cut at the maximum length
+
+
+def beam_search(
+    predictor: Predictor,
+    source_keep: Tensor,
+    max_lengths: Tensor,
+    config: DecodingConfig,
+    constraints: Constraints,
+) -> list[list[Hypothesis]]:
+    """Return the best K hypotheses of each sentence, best first.
+
+    Each step ranks 2K candidates, so that at least K of them continue a prefix. A candidate that ends with
+    EOS is added to the sentence's pool of finished hypotheses if it is among the K best. `config.stop` says
+    when the search of a sentence ends; it always ends at the sentence's maximum length (B), where the live
+    prefixes are added to the pool as unfinished hypotheses.
+    """
+    model_config, beams = predictor.model_config, config.beam_size
+    sentences, steps = len(max_lengths), int(max_lengths.max())
+    tokens = max_lengths.new_full((sentences, beams, steps), model_config.pad_id)
+    active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
+    done = torch.zeros_like(max_lengths, dtype=torch.bool)  # which of the active sentences are done
+    coverage = _Coverage(source_keep, config) if config.coverage_penalty else None
+    bos = max_lengths.new_full((sentences * beams,), model_config.bos_id)
+    logits = _step(predictor, bos, coverage)
+    # (B, K) log-probabilities of the live prefixes. At the first step, all are equal: only one is continued.
+    live = logits.new_full((sentences, beams), -math.inf)
+    live[:, 0] = 0
+    pool = _Pool(tokens, live, config.length_penalty)
+    limits = set(max_lengths.tolist())
+    for length in range(1, steps + 1):
+        log_normalizers = constraints.apply_(logits, tokens[:, :, : length - 1], active)
+        scores, parents, chosen = predictor.topk(logits, log_normalizers, live, 2 * beams)  # (B, 2K) each
+        constraints.make_prefix_certain_(scores, length, active)
+        tokens = _pick(tokens, parents)
+        tokens[:, :, length - 1] = chosen
+        penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)
+        ended = chosen == model_config.eos_id
+        ends = scores.masked_fill(~ended | done[:, None], -math.inf)[:, :beams]
+        pool.add(active, ends, penalty[:, :beams], tokens[:, :beams], length, finished=True)
+
+        live, kept = scores.masked_fill(ended, -math.inf).topk(beams)  # (B, K)
+        tokens, parents = _pick(tokens, kept), _pick(parents, kept)
+        at_limit = max_lengths[active] == length
+        if length in limits:
+            cut = live.masked_fill((done | ~at_limit)[:, None], -math.inf)
+            pool.add(active, cut, _pick(penalty, kept), tokens, length, finished=False)
+
+        done |= at_limit | _done(pool.scores[active], live, length, max_lengths[active], config)
+        remaining = remaining_sentences(~done, beams)
+        if remaining is not None:
+            if not len(remaining):
+                break
+            active, done = active[remaining], done[remaining]
+            tokens, parents = tokens[remaining], parents[remaining]
+            live = live[remaining]
+        predictor.reorder(parents, remaining)
+        if coverage is not None:
+            coverage.reorder(parents, remaining)
+        logits = _step(predictor, tokens[:, :, length - 1].flatten(), coverage)
+    return pool.hypotheses()
+
+
+def _step(predictor: Predictor, last: Tensor, coverage: "_Coverage | None") -> Tensor:
+    """Logits (N, V) of the tokens that follow `last` (N). Adds the attention of this step to `coverage`."""
+    if coverage is None:
+        return predictor.step(last)
+    logits, attention = predictor.step_with_attention(last)
+    coverage.add(attention)
+    return logits
+
+
+def _pick(rows: Tensor, index: Tensor) -> Tensor:
+    """rows (B, X, ..) indexed by index (B, Y) within each sentence: (B, Y, ..)."""
+    return rows[torch.arange(len(index), device=index.device)[:, None], index]
+
+
+def _done(pool: Tensor, live: Tensor, length: int, max_lengths: Tensor, config: DecodingConfig) -> Tensor:
+    """(B,) bool: whether the search of each sentence ends after `length` tokens.
+
+    `pool` (B, K) are the scores of finished hypotheses, `live` (B, K) the log-probabilities of live prefixes,
+    both best first.
+    """
+    worst = pool[:, -1]  # -inf until the pool is full
+    if config.stop == "first_k":
+        return worst > -math.inf
+    # The search ends when the best live prefix is not expected to reach the pool. "default" compares its
+    # score at its current length, like Hugging Face's early_stopping=False. "exact" compares the highest
+    # score that it can still reach: all remaining tokens have probability 1, and with a positive length
+    # penalty, the longest hypothesis scores highest. The coverage penalty is left out, as it is at most 0.
+    exact = config.stop == "exact" and config.length_penalty > 0
+    final_length = max_lengths if exact else torch.full_like(max_lengths, length)
+    return live[:, 0] / final_length**config.length_penalty <= worst
+
+
+class _Coverage:
+    """The coverage penalty of Wu et al., "Google's Neural Machine Translation System", 2016, section 7.
+
+    It is beta times the sum over source tokens of log(min(a, 1)), where a is the attention that a beam has
+    paid to the token in all steps: 0 if each token has received 1 or more, negative otherwise.
+    """
+
+    def __init__(self, source_keep: Tensor, config: DecodingConfig):
+        self.source_keep, self.beta = source_keep, config.coverage_penalty
+        self.sums: Tensor | None = None  # (B, K, S), the attention of all steps
+
+    def add(self, attention: Tensor) -> None:
+        """Add the attention weights (N, S) of one step."""
+        attention = attention.view(len(self.source_keep), -1, attention.size(1))
+        self.sums = attention if self.sums is None else self.sums + attention
+
+    def penalty(self, parents: Tensor) -> Tensor:
+        """The penalty (B, X), at most 0, of continuations of the beams `parents` (B, X)."""
+        assert self.sums is not None
+        tiny = torch.finfo(self.sums.dtype).tiny  # avoids log(0)
+        logs = self.sums.clamp(tiny, 1).log().masked_fill(~self.source_keep[:, None], 0)
+        # In fp64, because the order of summation on a CPU depends on the length, including padding.
+        sums = logs.sum(dim=-1, dtype=widest_float(logs.device)).to(logs.dtype)
+        return _pick(self.beta * sums, parents)
+
+    def reorder(self, parents: Tensor, sentences: Tensor | None) -> None:
+        """Keep some sentences (None: all), and let each beam continue its parent; see `Predictor.reorder`."""
+        assert self.sums is not None
+        if sentences is not None:
+            self.source_keep, self.sums = self.source_keep[sentences], self.sums[sentences]
+        self.sums = _pick(self.sums, parents)
+
+
+class _Pool:
+    """The best K complete hypotheses of each of B sentences, best first; unused entries have score -inf."""
+
+    def __init__(self, tokens: Tensor, live: Tensor, length_penalty: float):
+        self.length_penalty = length_penalty
+        self.scores = torch.full_like(live, -math.inf)
+        self.log_probs = self.scores.clone()
+        self.tokens = tokens.clone()  # (B, K, steps)
+        self.lengths = torch.zeros_like(tokens[:, :, 0])
+        self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
+
+    def add(
+        self,
+        sentences: Tensor,
+        log_probs: Tensor,
+        penalty: Tensor,
+        tokens: Tensor,
+        length: int,
+        finished: bool,
+    ) -> None:
+        """Add hypotheses (len(sentences), K) of one length and with a coverage penalty; those with
+        log-probability -inf are ignored."""
+        scores = log_probs / length**self.length_penalty + penalty
+        candidates = torch.cat([self.scores[sentences], scores], dim=1)
+        self.scores[sentences], order = candidates.topk(scores.size(1))
+        lengths = self.lengths.new_full(scores.shape, length)
+        added = (log_probs, tokens, lengths, torch.full_like(lengths, finished, dtype=torch.bool))
+        columns = (self.log_probs, self.tokens, self.lengths, self.finished)
+        for column, new in zip(columns, added, strict=True):
+            column[sentences] = _pick(torch.cat([column[sentences], new], dim=1), order)
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence, best first."""
+        columns = (self.tokens, self.log_probs, self.scores, self.lengths, self.finished)
+        return [
+            [
+                Hypothesis(ids[: length - finished], log_prob, score, finished)
+                for ids, log_prob, score, length, finished in zip(*sentence, strict=True)
+                if score != -math.inf  # NaN is kept, so that `decode_batch` reports it
+            ]
+            for sentence in zip(*(column.tolist() for column in columns), strict=True)
+        ]

@@ -1,0 +1,104 @@
+"""Probabilities and attention of given translations. Symbols in shapes: see `mtrain.model`."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtrain.decoding.search.predictor import log_probs_of
+from mtrain.kernels.attention import recording
+from mtrain.kernels.topk import logsumexp
+from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.transformer import Transformer
+
+_ROWS = 1024  # positions whose logits are computed at a time, to bound memory
+
+
+class AttentionWeights(NamedTuple):
+    """Attention weights of each layer of a model. Each row sums to 1."""
+
+    encoder: list[Tensor]  # encoder self-attention, each (B, H, S, S)
+    decoder: list[Tensor]  # decoder self-attention, each (N, H, T, T)
+    cross: list[Tensor]  # decoder to encoder, each (N, H, T, S)
+
+
+@torch.inference_mode()
+def forced_log_probs(
+    models: Sequence[DecodingTransformer], source: Tensor, source_keep: Tensor, targets: Tensor
+) -> Tensor:
+    """Log-probability (N, T), nats, of each token of targets (N, T): K targets for each of B sources (B, S).
+
+    Targets end with EOS. Values at their padding are meaningless. An ensemble averages probabilities.
+    """
+    log_probs = []
+    for model in models:
+        hidden = _hidden(model, source, source_keep, targets)
+        log_probs.append(_log_probs(model, hidden, targets))
+    return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(models))
+
+
+@torch.inference_mode()
+def cross_attention(
+    models: Sequence[DecodingTransformer],
+    source: Tensor,
+    source_keep: Tensor,
+    targets: Tensor,
+    layer: int | None = None,
+) -> Tensor:
+    """The cross-attention weights (N, T, S) with which a decoder layer (None: the last) predicts the tokens
+    of targets (N, T), averaged over its heads, and over the models of an ensemble."""
+    of_models = []
+    for model in models:
+        layers = layer_attention(model, source, source_keep, targets)
+        of_models.append(layers[-1 if layer is None else min(layer, len(layers) - 1)])
+    return torch.stack(of_models).mean(dim=0)
+
+
+@torch.inference_mode()
+def layer_attention(
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
+) -> list[Tensor]:
+    """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
+    with recording(cross_only=True) as maps:
+        _hidden(model, source, source_keep, targets)
+    dtype = torch.promote_types(maps[0].dtype, torch.float32)  # on a GPU, they may be in bf16
+    return [of_layer.mean(dim=1, dtype=dtype) for of_layer in maps]
+
+
+@torch.inference_mode()
+def all_attention(
+    model: DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
+) -> AttentionWeights:
+    """The attention weights of all layers and heads of encoder and decoder. Those of the decoder are for its
+    inputs: BOS, then all tokens of targets (N, T) but the last."""
+    with recording() as maps:
+        _hidden(model, source, source_keep, targets)
+    layers = model.config.encoder_layers
+    decoder = maps[layers:]  # of each layer: self-attention, then cross-attention
+    return AttentionWeights(maps[:layers], decoder[0::2], decoder[1::2])
+
+
+def _hidden(
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
+) -> Tensor:
+    """Hidden states (N, T, E) from which the tokens of targets (N, T) are predicted."""
+    return model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep)
+
+
+def _shifted(model: Transformer | DecodingTransformer, targets: Tensor) -> Tensor:
+    """The inputs of the decoder: BOS, then all tokens but the last."""
+    return torch.cat([targets.new_full((len(targets), 1), model.config.bos_id), targets[:, :-1]], dim=1)
+
+
+def _log_probs(model: DecodingTransformer, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Log-probabilities of targets (N, T) given hidden states (N, T, E), in fp32 or fp64."""
+    chunks = []
+    states, ids = hidden.flatten(0, 1), targets.flatten()[:, None]
+    for start in range(0, len(ids), _ROWS):
+        rows = slice(start, start + _ROWS)
+        logits = model.project(states[rows])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        chunks.append(log_probs_of(model, states[rows], logits, logsumexp(logits), ids[rows]))
+    return torch.cat(chunks).view(targets.shape)

@@ -1,0 +1,33 @@
+"""Calls of modules with less overhead."""
+
+import copy
+
+import torch
+from torch import nn
+
+from mtrain.config.sections.model import ModelConfig
+from mtrain.kernels.sequences import Padded
+from mtrain.kernels.undocumented import documented_only
+from mtrain.model.incremental import reduce_call_overhead
+from mtrain.model.transformer import EncoderLayer
+
+
+def test_reduced_call_overhead_changes_neither_results_nor_the_original() -> None:
+    sizes = {"d_model": 12, "heads": 3, "ffn_dim": 20, "max_positions": 32}
+    layer = EncoderLayer(ModelConfig(**sizes, source_vocab_size=9, target_vocab_size=9)).double().eval()
+    fast = copy.deepcopy(layer)
+    reduce_call_overhead(fast)
+    calls: list[str] = []
+    for name, module in [("layer", layer), ("fast", fast)]:
+        module.feed_forward.register_forward_hook(lambda *_, name=name: calls.append(name))
+    x, sources = torch.randn(10, 12).double(), Padded(2, 5, torch.ones(2, 5, dtype=torch.bool))
+    assert torch.equal(fast(x, sources), layer(x, sources))
+    assert calls == ["layer"]
+    assert list(fast.state_dict()) == list(layer.state_dict()) and isinstance(fast, EncoderLayer)
+
+
+def test_without_undocumented_means_modules_are_left_as_they_are() -> None:
+    layer = nn.Linear(3, 2)
+    with documented_only():
+        reduce_call_overhead(layer)
+    assert type(layer) is nn.Linear and "weight" not in vars(layer)
