@@ -18,8 +18,6 @@ def check(
     run_dir: options.RunDir = None,
     json_: options.Json = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check the corpora of CONFIG.
 
@@ -29,7 +27,6 @@ def check(
     Examples:
         mtrain check mine.yaml
     """
-    terminal.start_logging(quiet, debug)
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
@@ -64,8 +61,6 @@ def tokenize(
     run_dir: options.RunDir = None,
     force: Annotated[bool, Option("--force", help="Replace an existing tokenizer.")] = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Learn the subword vocabulary of CONFIG.
 
@@ -76,7 +71,6 @@ def tokenize(
         mtrain tokenize mine.yaml
         mtrain tokenize mine.yaml --force --set tokenizer.vocab_size=8000
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.preparing.missing_files import check_corpora
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
@@ -105,8 +99,6 @@ def prepare(
     run_dir: options.RunDir = None,
     no_check: options.NoCheck = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check and encode the corpora of CONFIG.
 
@@ -118,7 +110,6 @@ def prepare(
         mtrain prepare mine.yaml
         mtrain prepare mine.yaml --workers 8 --set data.folder=data/encoded
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.training.setup.prepare import prepare_only
 
@@ -149,8 +140,6 @@ def clean(
         ),
     ] = None,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write the training pairs of CONFIG that data.filters keeps.
 
@@ -162,7 +151,6 @@ def clean(
         mtrain clean mine.yaml -o clean.tsv.gz --rejected rejected.tsv
         mtrain clean mine.yaml -o clean.tsv --set data.filters.max_ratio=2.5
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
     from mtrain.data.preparing.missing_files import check_corpora

@@ -30,8 +30,6 @@ def demo(
     ] = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Train, use and evaluate a toy model.
 
@@ -41,7 +39,6 @@ def demo(
     Examples:
         mtrain demo
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.training.fit import fit
 

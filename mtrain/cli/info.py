@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli.console import terminal
-from mtrain.cli.console.options import Debug, Json, Quiet
+from mtrain.cli.console.options import Json
 from mtrain.cli.console.output import open_stdout
 from mtrain.cli.console.tables import format_table
 from mtrain.duration import format_duration
@@ -39,8 +38,6 @@ def info(
     card: Annotated[
         bool, Option("--card", help="Print the model card that mtrain would write (Markdown).")
     ] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Describe a model or a run.
 
@@ -52,7 +49,6 @@ def info(
     mtrain info models/en-de --json
     mtrain info runs/mine --card
     """
-    terminal.start_logging(quiet, debug)
     if json_ and card:
         raise UsageError("--json and --card were both given; give one of them")
     from mtrain.runs.summary import summarize

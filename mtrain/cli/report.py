@@ -20,8 +20,6 @@ def report(
     ] = None,
     set_: options.Set = None,
     device: options.Device = "cpu",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a page about one or more runs.
 
@@ -33,7 +31,6 @@ def report(
         mtrain report runs/mine
         mtrain report runs/mine runs/other -o compared.html
     """
-    terminal.start_logging(quiet, debug)
     require_writable(output_file, ())
     sentences = [terminal.require_unicode(text) for text in sentence or []]
     from mtrain.progress_bar import waiting_for

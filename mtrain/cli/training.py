@@ -35,8 +35,6 @@ def fit(
     no_check: options.NoCheck = False,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Train a model on the corpora of CONFIG.
 
@@ -48,7 +46,6 @@ def fit(
         mtrain fit mine.yaml --run-dir runs/seed2 --set seed=2
         torchrun --nproc-per-node 8 -m mtrain fit mine.yaml
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
@@ -92,8 +89,6 @@ def plan(
     run_dir: options.RunDir = None,
     json_: options.Json = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Predict memory, FLOPs, hours and cost of a run.
 
@@ -105,7 +100,6 @@ def plan(
         mtrain plan mine.yaml
         mtrain plan mine.yaml --hardware h100 --devices 8 --price 2.50
     """
-    terminal.start_logging(quiet, debug)
     if price is not None and not 0 <= price <= 1e9:
         raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
     from mtrain.config.load import load_config

@@ -119,8 +119,6 @@ def evaluate(
     batch_tokens: options.BatchTokens = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Compute BLEU, chrF and TER with sacreBLEU.
 
@@ -132,7 +130,6 @@ def evaluate(
         mtrain evaluate runs/mine --compare runs/other --html differences.html
         mtrain evaluate --hypotheses new.de --reference right.de
     """
-    terminal.start_logging(quiet, debug)
     if setup_comet is not None:
         if any((model, source, hypotheses, compare)):
             raise UsageError("--setup-comet only makes an environment; leave out MODEL and the files")

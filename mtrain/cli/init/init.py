@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli.console import options, terminal
+from mtrain.cli.console import terminal
 from mtrain.cli.console.output import open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
 from mtrain.paths import path_of
@@ -74,8 +74,6 @@ def init(
     ] = None,
     force: Annotated[bool, config_option("--force", help="Replace an existing config.")] = False,
     yes: Annotated[bool, config_option("--yes", help="Ask nothing, and accept what is suggested.")] = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a config for your own files.
 
@@ -88,7 +86,6 @@ def init(
         mtrain init corpus.tsv --source-lang en --target-lang de -o mine.yaml
         mtrain init 1.jsonl 2.jsonl --validation dev.jsonl --max-minutes 600 --yes
     """
-    terminal.start_logging(quiet, debug)
     if max_minutes is not None and not max_minutes <= 1e9:
         raise UsageError(f"--max-minutes {max_minutes}: must be at most 1000000000; 0 means no limit")
     from mtrain.cli.init.answers import Given

@@ -80,8 +80,6 @@ def translate(
     ] = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Translate text with MODEL.
 
@@ -95,7 +93,6 @@ def translate(
         mtrain translate runs/mine -i new.en -o new.de
         mtrain translate runs/mine -i new.en --beam-size 8 --n-best 4 --json
     """
-    terminal.start_logging(quiet, debug)
     launch = read_launch()
     is_first = launch.rank == 0  # of several ranks, the first alone reads and writes
     typed, input_file = terminal.typed_input(text, input_file)
