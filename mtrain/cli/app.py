@@ -15,7 +15,7 @@ from mtrain.cli.console import terminal
 from mtrain.cli.console.help import Program, add_command
 from mtrain.cli.console.message_start import clear_bars, rank_prefix
 from mtrain.cli.console.options import expand_home_in_paths, with_logging
-from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.output import print_to_stdout
 from mtrain.cli.evaluate import evaluate
 from mtrain.cli.init import init
 from mtrain.cli.translate import translate
@@ -46,8 +46,7 @@ for group, functions in COMMANDS.items():
 
 def _print_version(requested: bool) -> None:
     if requested:
-        with open_stdout() as out:
-            print(f"mtrain {__version__}", file=out)
+        print_to_stdout(f"mtrain {__version__}")
         raise typer.Exit
 
 

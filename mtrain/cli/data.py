@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 from typer import Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import is_on_screen, open_output, open_stdout, require_writable
+from mtrain.cli.console.output import is_on_screen, open_output, print_to_stdout, require_writable
 from mtrain.errors import UsageError
 
 
@@ -43,14 +44,11 @@ def check(
     loaded = resolve_config(loaded, scanner).config
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines
-    with open_stdout() as out:
-        if json_:
-            print(
-                json.dumps({**asdict(findings), "warnings": list_warnings(findings, bad_lines)}, indent=1),
-                file=out,
-            )
-        else:
-            print(terminal.wrap(format_report(findings, bad_lines), out), file=out)
+    if json_:
+        record = {**asdict(findings), "warnings": list_warnings(findings, bad_lines)}
+        print_to_stdout(json.dumps(record, indent=1))
+    else:
+        print_to_stdout(terminal.wrap(format_report(findings, bad_lines), sys.stdout))
     require_usable(findings)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))
@@ -78,8 +76,7 @@ def tokenize(
     loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
     tokenizer = make_tokenizer(loaded, force)
-    with open_stdout() as out:
-        out.writelines(f"{file}\n" for file in tokenizer.files)
+    print_to_stdout("\n".join(map(str, tokenizer.files)))
     terminal.suggest("tokenizer saved; next", fit_command(config, run_dir, set_))
 
 
@@ -115,8 +112,7 @@ def prepare(
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
     folder = prepare_only(load_config(config, options.overrides(given, run_dir=run_dir)), workers)
-    with open_stdout() as out:
-        print(folder, file=out)
+    print_to_stdout(folder)
     terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
 
 

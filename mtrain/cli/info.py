@@ -104,7 +104,8 @@ def _lines(summary: "Summary") -> Iterator[str]:
     else:
         assert summary.files is not None
         yield _plain(f"{model.name} ({model.folder})")
-        yield from _section("Model", [*_model(model), *_files(summary.files), _license(summary)])
+        license_ = summary.license or "not stated; to state it, add `license:` to README.md"
+        yield from _section("Model", [*_model(model), *_files(summary.files), ["license", license_]])
     if summary.progress is not None:
         yield from _section("Training", _progress(summary.progress, summary.config))
     elif model is not None:
@@ -140,29 +141,26 @@ def _model(model: "Description") -> Rows:
     kinds = f"{architecture.norm}-norm, {architecture.activation}, {architecture.positions} positions"
     attention = f"{architecture.heads} heads, {kinds}"
     made = describe_origin(info.origin) or "not recorded"
+    longest = f"{config.max_length:,} tokens"
+    if architecture.is_classifier:
+        decoder = "a classifier of sentence pairs"
+        embeddings: Rows = []
+        limits = [["longest side", f"{longest}; longer pairs are not classified"]]
+    else:
+        decoder = f"{architecture.decoder_layers} decoder"
+        embeddings = [["embeddings", _TIED[architecture.tie_embeddings]]]
+        longest += "" if info.export else "; longer lines are split"
+        limits = [["longest source", longest], ["decoding", _decoding(config.decoding)]]
     rows = [
         ["languages", f"{config.source_lang} to {', '.join(config.target_languages)}"],
         ["parameters", size],
-        ["layers", f"{architecture.encoder_layers} encoder, {architecture.decoder_layers} decoder"],
+        ["layers", f"{architecture.encoder_layers} encoder, {decoder}"],
         ["width", f"{architecture.d_model}, feed-forward {architecture.ffn_dim}, {attention}"],
-        ["embeddings", _TIED[architecture.tie_embeddings]],
+        *embeddings,
         ["tokenizer", _tokenizer(model)],
-        [
-            "longest source",
-            f"{config.max_length:,} tokens{'' if info.export else '; longer lines are split'}",
-        ],
-        ["decoding", _decoding(config.decoding)],
+        *limits,
         ["origin", f"{made} by mtrain {info.mtrain}" if info.mtrain else made],
     ]
-    if architecture.is_classifier:
-        replaced = {
-            "layers": f"{architecture.encoder_layers} encoder, a classifier of sentence pairs",
-            "longest source": "",
-            "embeddings": "",
-            "decoding": "",
-        }
-        rows = [[name, replaced.get(name, text)] for name, text in rows if replaced.get(name, text)]
-        rows.insert(-1, ["longest side", f"{config.max_length:,} tokens; longer pairs are not classified"])
     if info.export:
         rows.append(["format", " ".join(filter(None, (info.export.format, info.export.quantization)))])
     return rows
@@ -201,18 +199,11 @@ def _size(size: float) -> str:
     return f"{size:,.1f} GB"
 
 
-def _license(summary: "Summary") -> list[str]:
-    return ["license", summary.license or "not stated; to state it, add `license:` to README.md"]
-
-
 def _training(info: "ModelInfo") -> Rows:
-    training = info.training
-    if training is None:
+    if (training := info.training) is None:
         return []
-    return [
-        ["steps", f"{training.steps:,}"],
-        *_amounts(training.epochs, training.target_tokens, training.seconds),
-    ]
+    amounts = _amounts(training.epochs, training.target_tokens, training.seconds)
+    return [["steps", f"{training.steps:,}"], *amounts]
 
 
 def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> Rows:
@@ -239,10 +230,8 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         if recipe.patience is not None:
             limits[-1] += f" validations ({progress.validations_without_improvement} so far)"
         rows.append(["limits", ", ".join(limits) or "none"])
-        state = (
-            f"finished: {progress.finished}" if progress.finished else "not finished; `mtrain fit` resumes it"
-        )
-        rows.append(["state", state])
+        ending = f"finished: {progress.finished}" if progress.finished else ""
+        rows.append(["state", ending or "not finished; `mtrain fit` resumes it"])
     rows.append(["checkpoints", f"{progress.checkpoints:,}"])
     for name, found in (("best validation", progress.best), ("last validation", progress.last)):
         if found is not None:
@@ -259,8 +248,7 @@ def _scores(scores: "list[Score]") -> Rows:
 
 
 def _data(info: "ModelInfo") -> Rows:
-    data = info.data
-    if data is None:
+    if (data := info.data) is None:
         return []
     rows = []
     for use, corpora in (("training", data.train), ("validation", data.validation)):

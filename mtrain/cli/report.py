@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import is_stream, open_output, open_stdout, require_writable
+from mtrain.cli.console.output import is_stream, open_output, print_to_stdout, require_writable
 
 
 def report(
@@ -42,6 +42,5 @@ def report(
         out.write(page)
     if is_stream(output_file):
         return
-    with open_stdout() as out:
-        print(output_file, file=out)
+    print_to_stdout(output_file)
     terminal.suggest("report saved; open it in a browser", str(output_file.resolve()))

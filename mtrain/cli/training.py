@@ -3,13 +3,14 @@
 import json
 import logging
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.output import open_stdout, print_to_stdout
 from mtrain.cli.console.tables import format_scores, format_table
 from mtrain.cli.data import fit_command
 from mtrain.distributed.launch import read_launch
@@ -109,11 +110,10 @@ def plan(
     from mtrain.planning.plan_report import plan_notes, plan_rows
 
     found = make_plan(loaded, hardware, devices, price)
-    with open_stdout() as out:
-        if json_:
-            print(json.dumps(found.to_json(), indent=1), file=out)
-        else:
-            lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
-            lines += (terminal.wrap(note, out) for note in plan_notes(found))
-            out.writelines(f"{line}\n" for line in lines)
+    if json_:
+        print_to_stdout(json.dumps(found.to_json(), indent=1))
+    else:
+        lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
+        lines += (terminal.wrap(note, sys.stdout) for note in plan_notes(found))
+        print_to_stdout("\n".join(lines))
     terminal.suggest("next", fit_command(config, run_dir, set_))

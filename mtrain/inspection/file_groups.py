@@ -123,7 +123,7 @@ def _own_languages(files: Sequence[str]) -> tuple[str | None, ...]:
     """For each of two files, the language that its name contains more often than the other name, or else
     the rare language of its suffix."""
     words = [[word for word in words_of(file) if f".{word}" not in COMPRESSION] for file in files]
-    first, second = (Counter(language.code for language in languages_in(own)) for own in words)
+    first, second = (Counter(languages_in(own)) for own in words)
     languages = []
     for certain, own in zip((first - second, second - first), words, strict=True):
         rare = [find_language(word) for word in own[-1:] if certainty(word) == 1]

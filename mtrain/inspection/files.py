@@ -177,4 +177,4 @@ def _sample_of(file: str) -> list[str]:
 
 def _language_of(name: str) -> str | None:
     found = languages_in(words_of(name)) or languages_in(words_of(name)[-1:], 1)
-    return found[-1].code if found else None
+    return found[-1] if found else None

@@ -115,9 +115,8 @@ def _typed_path(value: Any) -> Path:
 
 def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:
     """The assignments of --set, followed by one for each option that was given."""
-    given = {key: value for key, value in options.items() if value is not None}
-    assignments = [
-        *(set_ or []),
-        *(f"{section}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()),
-    ]
+    assignments = [*(set_ or [])]
+    for key, value in options.items():
+        if value is not None:
+            assignments.append(f"{section}{key}={json.dumps(value, ensure_ascii=False)}")
     return [restore_utf8(assignment) for assignment in assignments]

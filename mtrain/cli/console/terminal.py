@@ -65,6 +65,11 @@ def start_logging(quiet: bool, debug: bool) -> None:
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 
 
+def print_to_stderr(text: str) -> None:
+    """Print text on stderr, with control characters escaped."""
+    print(escape_control_characters(text), file=sys.stderr)
+
+
 def use_command(model: str, classifies: bool) -> str:
     """The command that uses a model."""
     folder = shlex.quote(model)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mtrain.cli.console.terminal import require_unicode
+from mtrain.cli.console.terminal import print_to_stderr, require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.new_config import holdout_size
@@ -120,7 +120,7 @@ def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSid
 
     for side in sides:
         name = "" if side.name == str(side.key) else f" ({side.name})"
-        _print(f"  {side.key}{name}: {_show(next(filter(str.strip, side.texts), ''))}")
+        print_to_stderr(f"  {side.key}{name}: {_show(next(filter(str.strip, side.texts), ''))}")
     suggested = f"{chosen.source.key} {chosen.target.key}"
     return _ask("Which of these are source and target", suggested, parse)
 
@@ -188,13 +188,9 @@ def _ask(question: str, suggested: str, parse: Callable[[str], T]) -> T:
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
-            _print("")
+            print_to_stderr("")
             raise UsageError("no answer; nothing was written")
         try:
             return parse(require_unicode(line).strip() or suggested)
         except MtrainError as error:
-            _print(f"{line.strip()}: {error}")
-
-
-def _print(text: str) -> None:
-    print(escape_control_characters(text), file=sys.stderr)
+            print_to_stderr(f"{line.strip()}: {error}")
