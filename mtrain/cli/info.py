@@ -14,7 +14,7 @@ from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from mtrain.checkpoint.model_info import Description, ModelInfo, Score
+    from mtrain.checkpoint.model_info import Description, ModelInfo
     from mtrain.config.schema import Config
     from mtrain.config.sections.decoding import DecodingConfig
     from mtrain.runs.summary import Files, RunProgress, Summary
@@ -112,7 +112,11 @@ def _lines(summary: "Summary") -> Iterator[str]:
         yield from _section("Training", _training(model.info))
     if model is not None:
         scores, title = model.info.scores, "Scores before the export" if model.info.export else "Scores"
-        yield from _section(title, _scores(scores), ("set", "sentences", "metric", "score"), (0, 2))
+        rows = []
+        for score in scores:
+            sentences = "" if score.sentences is None else f"{score.sentences:,}"
+            rows.append([score.set, sentences, score.title, score.rounded])
+        yield from _section(title, rows, ("set", "sentences", "metric", "score"), (0, 2))
         signatures = (f"{score.title}|{score.signature}" for score in scores if score.signature)
         yield from _section("Signatures", [[text] for text in dict.fromkeys(signatures)])
         columns = ("corpus", "use", "pairs", "SHA-256")
@@ -238,13 +242,6 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
             scores = ", ".join(f"{score.title} {score.rounded}" for score in found.scores)
             rows.append([name, f"step {found.step:,}: {scores}"])
     return rows
-
-
-def _scores(scores: "list[Score]") -> Rows:
-    return [
-        [score.set, "" if score.sentences is None else f"{score.sentences:,}", score.title, score.rounded]
-        for score in scores
-    ]
 
 
 def _data(info: "ModelInfo") -> Rows:

@@ -251,9 +251,9 @@ def choose_training(
     # If the time ends before the given max_steps, a cosine schedule would not reach zero.
     if budget.unlimited or (limit.is_time and budget.steps is not None):
         reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
-        return [
-            *choices,
-            Choice("training.schedule", "inverse_sqrt", reason),
-            Choice("training.ema_decay", ema_decay(steps), "the learning rate does not end at zero"),
-        ]
-    return [*choices, Choice("training.schedule", "cosine", "the number of steps is known")]
+        choices.append(Choice("training.schedule", "inverse_sqrt", reason))
+        reason = "the learning rate does not end at zero"
+        choices.append(Choice("training.ema_decay", ema_decay(steps), reason))
+    else:
+        choices.append(Choice("training.schedule", "cosine", "the number of steps is known"))
+    return choices

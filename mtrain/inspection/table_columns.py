@@ -168,9 +168,7 @@ def text_columns(table: Table) -> list[TableColumn]:
 def _is_text(texts: Sequence[str]) -> bool:
     filled = [text for text in texts if text.strip()]
     like_sentences = sum(map(_is_sentence, filled))
-    if not filled or like_sentences < len(filled) / 2:
-        return False
-    return not _is_same(filled)
+    return bool(filled) and like_sentences >= len(filled) / 2 and not _is_same(filled)
 
 
 def _is_same(texts: Sequence[str]) -> bool:

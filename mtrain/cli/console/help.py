@@ -90,16 +90,13 @@ class Program(_Help, TyperGroup):
         advice = f"did you mean {near[0]}?" if near else "mtrain --help lists the commands"
         raise UsageError(f"{name}: no such command; {advice}")
 
-    def format_commands(self, context: Any, formatter: Any) -> None:
+    def format_options(self, context: Any, formatter: Any) -> None:
         groups: dict[str, list[_Row]] = {}
         command: Any
         for name, command in self.commands.items():
             purpose = command.get_short_help_str(limit=1000)
             groups.setdefault(command.rich_help_panel, []).append((name, purpose))
         _write_groups(formatter, groups)
-
-    def format_options(self, context: Any, formatter: Any) -> None:
-        self.format_commands(context, formatter)
         super().format_options(context, formatter)
 
 

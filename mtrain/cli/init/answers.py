@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from mtrain.cli.console.terminal import print_to_stderr, require_unicode
@@ -148,13 +149,10 @@ def _ask_for_minutes() -> float:
     """Ask for the time that training may take. 0 is no limit."""
 
     def parse(answer: str) -> float:
-        try:
-            minutes = float(answer)
-        except ValueError:
-            minutes = -1
-        if not 0 <= minutes < float("inf"):
-            raise UsageError("give a number of minutes, or 0")
-        return minutes
+        with suppress(ValueError):
+            if 0 <= (minutes := float(answer)) < float("inf"):
+                return minutes
+        raise UsageError("give a number of minutes, or 0")
 
     return _ask("Minutes that training may take, 0 for no limit", f"{_MINUTES:g}", parse)
 
