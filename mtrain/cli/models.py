@@ -69,10 +69,7 @@ def rerank(
     """
     if not 0 <= weight <= 1e9:
         raise UsageError(f"--weight {weight}: must be a number from 0 to 1000000000")
-    for file in (source, n_best):
-        if str(file) == "-":
-            raise UsageError("rerank cannot read from stdin; give files")
-        terminal.require_file(file)
+    terminal.require_files((source, n_best), "rerank")
     require_writable(output_file, (source, n_best))
     from mtrain.decoding.scoring.rerank import read_n_best
     from mtrain.decoding.scoring.rerank import rerank as best_of

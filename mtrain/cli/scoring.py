@@ -135,10 +135,7 @@ def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) 
     given = [file for file in (source, target, tsv) if file is not None]
     if len(given) != (1 if tsv else 2):
         raise UsageError("give both -i and --target, or --tsv alone")
-    for file in given:
-        if str(file) == "-":
-            raise UsageError("score cannot read from stdin; give files")
-        terminal.require_file(file)
+    terminal.require_files(given, "score")
     return given
 
 

@@ -22,19 +22,16 @@ def explain(error: ValidationError, section: type[BaseModel]) -> tuple[Keys, str
     others = sum(_find(schema, problem["loc"])[0] != keys for problem in problems)
     message = _message(problems[0], field, schema, description)
     message += f" (and {others} more error{'s' * (others > 1)})" if others else ""
+    where = f"{'.'.join(map(str, keys))}: " if keys else ""
     if problems[0]["type"] == "unknown_key":
-        return (*keys, problems[0]["ctx"]["key"]), f"{_dotted(keys)}{message}"
-    return keys, f"{_dotted(keys)}{message}"
+        keys = (*keys, problems[0]["ctx"]["key"])
+    return keys, f"{where}{message}"
 
 
 @cache
 def _schema_of(section: type[BaseModel]) -> dict[str, Any]:
     """The JSON schema of a section, which takes longer to generate than a config to validate."""
     return section.model_json_schema()
-
-
-def _dotted(keys: Keys) -> str:
-    return f"{'.'.join(map(str, keys))}: " if keys else ""
 
 
 def _message(problem: ErrorDetails, field: dict[str, Any], schema: dict[str, Any], description: str) -> str:

@@ -152,6 +152,15 @@ def require_file(path: Path) -> None:
         raise DataError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
 
 
+def require_files(paths: Iterable[Path], command: str) -> None:
+    """Raise UsageError if one of the input files of a command is `-`, stdin, which it cannot read, and
+    DataError if one is missing or a folder."""
+    for path in paths:
+        if str(path) == "-":
+            raise UsageError(f"{command} cannot read from stdin; give files")
+        require_file(path)
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
     from mtrain.data.reading.lines import lines_of, raise_errors

@@ -97,8 +97,7 @@ def show_corpora(found: Inspected, sides: ChosenSides) -> None:
     pairs = sum(corpus.pairs for corpus in found.train)
     if not found.validation:
         log.info("validation: %s of these pairs, which are not trained on", f"{holdout_size(pairs):,}")
-    texts = found.train[0].sample[0]
-    for name, side, text in zip(("source", "target"), sides[:2], texts, strict=True):
+    for name, side, text in zip(("source", "target"), sides[:2], found.train[0].first, strict=True):
         language = language_name(side.language) if side.language else "language unknown"
         place = f"column {side.name}" if side.name == str(side.key) else side.name
         log.info("%s: %s (%s): %s", name, place, language, _show(text))

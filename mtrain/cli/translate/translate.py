@@ -126,11 +126,10 @@ def translate(
     with joined_ranks(device) as ranks:
         translator = load_translator(model, str(ranks.device), settings, ensemble).between(from_, to)
         refuse_beam_size_of_sampling(translator, beam_size)
-        if given and translator.decoding.samples is None:
-            raise UsageError(
-                f"--{next(iter(given)).replace('_', '-')} has no effect without --sample; add --sample"
-            )
         if given:
+            if translator.decoding.samples is None:
+                option = next(iter(given)).replace("_", "-")
+                raise UsageError(f"--{option} has no effect without --sample; add --sample")
             translator = translator.with_settings(**given)
         if prompted:
             from mtrain.cli.translate.prompt import Prompt

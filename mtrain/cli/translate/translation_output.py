@@ -161,12 +161,18 @@ def count_lines(file: Path | None) -> int | None:
 
 def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, continue_: bool) -> None:
     """Write the translations of `lines` to a file which --continue can resume after an interruption."""
+    from mtrain.data.reading.line_blocks import open_blocks
     from mtrain.storage.resumable import ResumableOutput
 
     resume = continue_ or read_launch().restarts > 0  # torchrun has started the same command again
     file = ResumableOutput(path.resolve(), job.description(), resume, COMPRESSION.get(path.suffix))
     if continue_ and not file.interrupted and path.exists():
-        _require_complete(path, sum(1 for _ in lines) * job.form.lines_each)
+        expected = sum(1 for _ in lines) * job.form.lines_each
+        with open_blocks(path) as blocks:
+            if blocks.count_all() != expected:
+                problem = "there is nothing to resume; leave out --continue to replace the file"
+                raise UsageError(f"{path}: {problem}")
+        log.warning("%s is already complete; whether this model and input produced it was not checked", path)
         return
     with file:
         file.skip(lines)
@@ -175,13 +181,3 @@ def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, cont
         answers = job.answers(remaining, file.lines_done, file.save_if_due)
         for line, answer in zip(inputs, answers, strict=True):
             file.write(line, answer)
-
-
-def _require_complete(path: Path, count: int) -> None:
-    """Raise UsageError unless a file has `count` lines."""
-    from mtrain.data.reading.line_blocks import open_blocks
-
-    with open_blocks(path) as blocks:
-        if blocks.count_all() != count:
-            raise UsageError(f"{path}: there is nothing to resume; leave out --continue to replace the file")
-    log.warning("%s is already complete; whether this model and input produced it was not checked", path)

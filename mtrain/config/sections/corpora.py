@@ -173,8 +173,7 @@ def name_of(corpus: AnyCorpus) -> str:
     """The file, pattern or dataset that a corpus names; the source file if it names two."""
     if isinstance(corpus, ToyCorpus):
         return f"toy {corpus.toy}"
-    keys = ("source", "tsv", "jsonl", "parquet", "hub", "sacrebleu")
-    return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
+    return str(next(getattr(corpus, key) for key in _KINDS if hasattr(corpus, key)))
 
 
 def names_of(corpora: Sequence[AnyCorpus]) -> list[str]:
