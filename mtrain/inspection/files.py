@@ -23,17 +23,14 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
 }
-_UNSUPPORTED = {
-    **dict.fromkeys(
-        (".csv", ".xlsx", ".xls", ".ods"), "save the table as TSV (separated by tabs) or Parquet"
-    ),
-    **dict.fromkeys(
-        (".tmx", ".xml", ".xliff", ".sgm"), "convert it to TSV, with one pair of sentences per line"
-    ),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack it, and give the files in it"),
-    **dict.fromkeys((".bz2", ".xz", ".lzma"), "decompress it, or compress it with gzip or zstd"),
-    **dict.fromkeys((".pdf", ".doc", ".docx"), "save it as plain text, with one sentence per line"),
+_ADVICE = {  # for unsupported files, by their suffixes
+    (".csv", ".xlsx", ".xls", ".ods"): "save the table as TSV (separated by tabs) or Parquet",
+    (".tmx", ".xml", ".xliff", ".sgm"): "convert it to TSV, with one pair of sentences per line",
+    (".zip", ".tar", ".tgz", ".7z"): "unpack it, and give the files in it",
+    (".bz2", ".xz", ".lzma"): "decompress it, or compress it with gzip or zstd",
+    (".pdf", ".doc", ".docx"): "save it as plain text, with one sentence per line",
 }
+_UNSUPPORTED = {suffix: advice for suffixes, advice in _ADVICE.items() for suffix in suffixes}
 _TABLES = frozenset({".csv", ".tab", ".tsv", ".xls"})  # suffixes of tables that are also language codes
 _QUOTED = re.compile('"[^"]*"')
 _HEAD = 100  # lines that are read to find out what a file contains

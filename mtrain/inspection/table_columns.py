@@ -137,9 +137,8 @@ def _json_records(file: Path) -> Iterable[Any]:
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
         if number == 1 and not isinstance(record, dict):
-            hint = (
-                "jq -c '.[]' OLD > NEW converts a JSON array" if line.lstrip().startswith("[") else line[:40]
-            )
+            is_array = line.lstrip().startswith("[")
+            hint = "jq -c '.[]' OLD > NEW converts a JSON array" if is_array else line[:40]
             raise DataError(f"{file}:1: not JSONL, which has one JSON object per line; {hint}")
         yield record
 

@@ -116,9 +116,8 @@ def _write_groups(formatter: Any, groups: dict[str, list[_Row]]) -> None:
     for group, rows in groups.items():
         if rows:
             with formatter.section(typer.style(group, bold=True)):
-                formatter.write_dl(
-                    [(name.ljust(width), _in_words(help_)) for name, help_ in rows], _WIDEST_NAME
-                )
+                aligned = [(name.ljust(width), _in_words(help_)) for name, help_ in rows]
+                formatter.write_dl(aligned, _WIDEST_NAME)
 
 
 def _in_words(help_: str) -> str:

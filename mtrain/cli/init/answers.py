@@ -53,12 +53,9 @@ def settle_sides(candidates: Sequence[FoundText], given: Given) -> ChosenSides:
     if None not in named and len(set(named)) == len(named):
         found = ", ".join(map(str, named))
         raise UsageError(f"found the languages {found}; choose two with --source-lang and --target-lang")
-    log.warning(
-        "using columns %s and %s of %s; --source-column and --target-column choose others",
-        chosen.source.key,
-        chosen.target.key,
-        ", ".join(str(side.key) for side in candidates),
-    )
+    known = ", ".join(str(side.key) for side in candidates)
+    used = f"{chosen.source.key} and {chosen.target.key} of {known}"
+    log.warning("using columns %s; --source-column and --target-column choose others", used)
     return chosen
 
 
