@@ -33,7 +33,7 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.preparing.missing_files import check_corpora
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.preparing.report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.reading.digests import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
@@ -78,7 +78,7 @@ def tokenize(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.data.preparing.missing_files import check_corpora
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
@@ -165,7 +165,7 @@ def clean(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
-    from mtrain.data.preparing.missing_files import check_corpora
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.reading.files import input_files
 
     data = load_config(config, options.overrides(set_)).data

@@ -15,7 +15,7 @@ import pytest
 from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.rewriting import reencode
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.data.store.shards import Shard, shard_file
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.storage.manifest import write_manifest

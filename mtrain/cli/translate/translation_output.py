@@ -191,7 +191,7 @@ def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, cont
 
 def _require_complete(path: Path, count: int) -> None:
     """Raise UsageError unless a file has `count` lines."""
-    from mtrain.data.reading.line_blocks import open_blocks
+    from mtrain.data.reading.blocks import open_blocks
 
     with open_blocks(path) as blocks:
         if blocks.count_all() != count:

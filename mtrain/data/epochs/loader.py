@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from mtrain.data.epochs.batch import Batch, collate
-from mtrain.data.epochs.planner import Opened, Window, WindowPlanner
+from mtrain.data.epochs.batching import Batch, collate
 from mtrain.data.epochs.schedule import Position
-from mtrain.data.rewriting.throttle import Throttle, never
+from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
+from mtrain.data.rewriting.rewrite import Throttle, never
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.duration import format_duration
 from mtrain.tokenizer.rows import Indices

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.sections.data import DataConfig
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -10,6 +10,9 @@ A shard is a safetensors file, which can be memory-mapped. It contains what is l
 
 Rows are grouped by bucket, which is a hash of (seed, corpus, pair), and ordered by number within a bucket.
 The rows of a bucket in all shards are a random sample of the corpus.
+
+Shards that are found damaged during training are recorded in the run folder, because other runs may use the
+data folder. The next start verifies them completely.
 """
 
 import errno
@@ -29,7 +32,8 @@ import pyarrow as pa
 from safetensors.numpy import save_file
 
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.storage.atomic import replacing
+from mtrain.regular_files import read_file
+from mtrain.storage.atomic import replacing, write_atomically
 from mtrain.storage.manifest import sha256_of_json
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
@@ -37,6 +41,7 @@ LAYOUT = 4  # version of the files of the data folder; if it changes, runs encod
 SHARD = 250_000  # raw pairs
 BUCKET = 250_000  # raw pairs of the whole corpus, on average
 MAX_BUCKETS = 1024  # otherwise, the indices of all shards would grow with the square of the corpus
+_SUSPECTS = "suspect-shards.json"  # in the run folder
 _KEY = "shard"  # of the metadata; a single key, because the order of several is random
 _DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U8": np.uint8}
 _ROWS = ("source", "target", "source_length", "target_length", "number")
@@ -254,3 +259,24 @@ def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
             raise ValueError("truncated")
         tensors[name] = data[start:stop].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return header, tensors, info
+
+
+def read_suspects(run_dir: Path) -> frozenset[int]:
+    """The indices of the recorded shards."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        return frozenset(map(int, json.loads(read_file(run_dir / _SUSPECTS))))
+    return frozenset()
+
+
+def add_suspect(run_dir: Path, shard: int) -> bool:
+    """Record the index of a shard. Returns whether it is recorded now; several ranks may find the damage at
+    the same time, and interfere with each other's writing."""
+    with suppress(StorageError):
+        write_atomically(run_dir / _SUSPECTS, json.dumps(sorted({*read_suspects(run_dir), shard})) + "\n")
+    return shard in read_suspects(run_dir)
+
+
+def remove_suspects(run_dir: Path) -> None:
+    """Remove the record, because the shards have been verified."""
+    with suppress(OSError):  # they are verified again then
+        (run_dir / _SUSPECTS).unlink(missing_ok=True)
