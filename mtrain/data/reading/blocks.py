@@ -74,7 +74,11 @@ def read_blocks(
         fields = [corpus.source_field, corpus.target_field] + ([score] if isinstance(score, str) else [])
         columns = [field.split(".")[0] for field in fields]
     if isinstance(corpus, ParquetCorpus):
-        yield from _read_parquet(corpus, columns, size, start.first, digests)
+        first = start.first
+        for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1, digests):
+            end = first + len(rows)
+            yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)
+            first = end
         return
     if not isinstance(corpus, HubCorpus | ToyCorpus):
         has_header = isinstance(corpus, TsvCorpus) and corpus.header
@@ -130,15 +134,6 @@ def _read_lines(
                 yield RawBlock(first, position, lines, (), names, skipped, ranges)
                 first = end
         offsets, skipped = (0,) * sides, first - 1 - has_header
-
-
-def _read_parquet(
-    corpus: ParquetCorpus, columns: Sequence[str], size: int, first: int, digests: Digests | None
-) -> Iterator[RawBlock]:
-    for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1, digests):
-        end = first + len(rows)
-        yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)
-        first = end
 
 
 def load_dataset(corpus: HubCorpus) -> Any:

@@ -133,26 +133,17 @@ def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
 
 
 class StoredRows(NamedTuple):
-    """One side of rows that are stored in an array of ids, in any order."""
+    """Rows in a file of ids, in any order: where the ids of the sources and of the targets are."""
 
-    ids: Ids  # of these rows and others
-    starts: Ids  # of each row in `ids`
-    lengths: Ids  # of each row
+    positions: Ids  # of the rows in the file
+    ids: Sequence[Ids]  # of the sources and of the targets, of these rows and others
+    starts: Sequence[Ids]  # of each row in the `ids` of its side
+    lengths: Sequence[Ids]  # of each row, on each side
 
     def take(self, rows: Indices) -> "StoredRows":
         """Some of these rows."""
-        return StoredRows(self.ids, self.starts[rows], self.lengths[rows])
-
-
-class BucketRows(NamedTuple):
-    """The rows of some buckets of a shard."""
-
-    positions: Indices  # among all rows of the shard
-    sides: tuple[StoredRows, StoredRows]  # source, target
-
-    def take(self, rows: Indices) -> "BucketRows":
-        """Some of these rows."""
-        return BucketRows(self.positions[rows], (self.sides[0].take(rows), self.sides[1].take(rows)))
+        starts, lengths = ([side[rows] for side in both] for both in (self.starts, self.lengths))
+        return StoredRows(self.positions[rows], self.ids, starts, lengths)
 
 
 class Shard:
@@ -219,7 +210,7 @@ class Shard:
         hashes = (self._tensors[name].tobytes() for name in ("buckets", "sha256"))
         return hashlib.sha256(b"".join((self._header, *hashes))).hexdigest()
 
-    def rows(self, buckets: Sequence[int]) -> "BucketRows":
+    def rows(self, buckets: Sequence[int]) -> StoredRows:
         """The rows of some buckets, in the order of their numbers."""
         chosen = np.asarray(buckets, np.int64)
         index = self.buckets[chosen]  # (chosen, 3)
@@ -227,15 +218,15 @@ class Shard:
         positions = ranges(index[:, 0], counts)
         firsts = np.cumsum(counts) - counts  # of each bucket in `positions`
         order = np.argsort(self._tensors["number"][positions], kind="stable")
-        sides = []
-        for side, name in enumerate(_ROWS[:2], start=1):
-            lengths: Ids = self._tensors[f"{name}_length"][positions]
-            before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            starts = before[:-1] + np.repeat(index[:, side] - before[firsts], counts)
-            sides.append(StoredRows(self._tensors[name], starts, lengths).take(order))
-        return BucketRows(positions[order], (sides[0], sides[1]))
+        ids = [self._tensors[name] for name in _ROWS[:2]]
+        lengths: list[Ids] = [self._tensors[name][positions] for name in _ROWS[2:4]]
+        starts = []
+        for side, of_rows in enumerate(lengths, start=1):
+            before = np.append(0, np.cumsum(of_rows, dtype=np.int64))
+            starts.append(before[:-1] + np.repeat(index[:, side] - before[firsts], counts))
+        return StoredRows(positions.astype(np.uint32), ids, starts, lengths).take(order)
 
-    def numbers(self, rows: Indices) -> Indices:
+    def numbers(self, rows: Ids) -> Indices:
         """The numbers of some rows' pairs in their corpus, from 1."""
         numbers: Indices = self._tensors["number"][rows].astype(np.int64) + self.info.first
         return numbers
