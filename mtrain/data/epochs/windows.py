@@ -54,9 +54,7 @@ class WindowedCorpus:
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
         self._epoch_pairs = sum(shard.info.kept * self._corpora[shard.info.corpus].weight for shard in shards)
-        counts = np.zeros(len(shards[0].buckets) - 1, np.int64)  # rows of each bucket
-        for shard in shards:
-            counts += np.diff(shard.buckets[:, 0])
+        counts = sum(np.diff(shard.buckets[:, 0]) for shard in shards)  # rows of each bucket
         self._buckets = np.flatnonzero(counts).tolist()  # small corpora may have empty ones
         # Without stages of training.
         self._layout = WindowLayout.of(self._pairs, len(self._buckets), data.window_pairs)

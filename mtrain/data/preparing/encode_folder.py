@@ -160,10 +160,9 @@ class FolderEncoder(NamedTuple):
         folder = self.folder
         try:
             read_validation(folder.path, folder.summary)
+            return
         except ModelError as error:
             problem = str(error)
-        else:
-            return
         self._require_same_text(problem, for_training=isinstance(self.data.validation, Holdout))
         log.warning("%s; drawing the validation pairs again", problem)
         digest = folder.summary["validation_sha256"]
