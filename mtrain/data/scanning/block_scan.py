@@ -78,7 +78,8 @@ class BlockCheck:
         leave out: shifts can only be found in consecutive pairs."""
         usable = block.usable()
         sources, targets = usable.sources, usable.targets
-        hashes, overlap = self._hash(sources, targets)
+        needs_normalized = self.keep_source_hashes or bool(len(self.evaluation_hashes.pairs))
+        hashes = hash_all(sources, targets, needs_normalized)
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
         extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
@@ -93,17 +94,9 @@ class BlockCheck:
             shifts=find_shifts(unfiltered),
             excerpts=[*_excerpts_of(usable)],
             quotes=count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
-            hashes=hashes,
-            overlap=overlap,
+            hashes=hashes if self.keep_source_hashes else PairHashes(hashes.pairs, NO_HASHES, NO_HASHES),
+            overlap=PairHashes(*map(common, hashes, self.evaluation_hashes)),
         )
-
-    def _hash(self, sources: list[str], targets: list[str]) -> tuple[PairHashes, PairHashes]:
-        needs_normalized = self.keep_source_hashes or bool(len(self.evaluation_hashes.pairs))
-        hashes = hash_all(sources, targets, needs_normalized)
-        overlap = PairHashes(*map(common, hashes, self.evaluation_hashes))
-        if not self.keep_source_hashes:
-            hashes = PairHashes(hashes.pairs, NO_HASHES, NO_HASHES)
-        return hashes, overlap
 
     def _suspicious(self, block: Block, corpus: int, extreme: list[int]) -> dict[str, tuple[int, list[str]]]:
         """Count each suspicious pair as one kind, the first that applies."""
