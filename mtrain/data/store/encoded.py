@@ -23,9 +23,8 @@ class EncodedCorpus:
     """
 
     def __init__(self, parts: Sequence[StoredRows], weights: Weights, locate: LocateRows):
-        """The rows of some parts, one after another. `weights` are some weights, and the
-        number of consecutive rows that have each of them. `locate` returns the locations of rows as
-        `file:line`."""
+        """The rows of some parts, one after another. `weights` are some weights, and the number of
+        consecutive rows that have each of them. `locate` returns the locations of rows as `file:line`."""
         self._weights, self.locate = weights, locate
         self._edges = np.cumsum([0, *(len(part.positions) for part in parts)])  # first row of each part
         self._ids = [[part.ids[side] for part in parts] for side in (0, 1)]
