@@ -16,7 +16,6 @@ from mtrain.config.sections.corpora import Corpus, HubCorpus, ParquetCorpus, Toy
 from mtrain.data import COMPRESSION
 from mtrain.data.reading.files import files_by_pair, files_of, toy_pairs
 from mtrain.data.reading.lines import BUFFER, Digests, cannot_read, cut_long_lines, open_bytes
-from mtrain.data.reading.parquet import read_parquet
 from mtrain.errors import DataError
 
 BLOCK = 10_000  # pairs that are read at a time
@@ -74,6 +73,8 @@ def read_blocks(
         fields = [corpus.source_field, corpus.target_field] + ([score] if isinstance(score, str) else [])
         columns = [field.split(".")[0] for field in fields]
     if isinstance(corpus, ParquetCorpus):
+        from mtrain.data.reading.parquet import read_parquet  # takes long to import
+
         first = start.first
         for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1, digests):
             end = first + len(rows)

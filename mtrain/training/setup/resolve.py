@@ -175,7 +175,7 @@ def _choose_vocab_size(
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * TOKENS_PER_PAIR
     speed = speed or assumed_speed(resolve_device("auto").type)
-    planned = Budget.of(config).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)
+    planned = Budget.of(config).limit(CorpusSize(pairs, tokens, tokens, 0), speed).tokens
     return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(pairs, planned)}})
 
 
