@@ -25,7 +25,7 @@ import yaml
 from generate_docs import table
 
 from mtrain.config.load import load_config
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.loader import StepInput
 from mtrain.device import resolve_precision
 from mtrain.distributed.many_ranks import joined_ranks

@@ -31,7 +31,7 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.preparing.missing_files import check_corpora
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.preparing.report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.reading.digests import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
@@ -70,7 +70,7 @@ def tokenize(
         mtrain tokenize mine.yaml --force --set tokenizer.vocab_size=8000
     """
     from mtrain.config.load import load_config
-    from mtrain.data.preparing.missing_files import check_corpora
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
@@ -149,7 +149,7 @@ def clean(
     """
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
-    from mtrain.data.preparing.missing_files import check_corpora
+    from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.reading.files import input_files
 
     data = load_config(config, options.overrides(set_)).data

@@ -15,15 +15,14 @@ from mtrain.data.preparing.inputs import (
     differ_only_in_paths,
     find_difference,
     has_same_text,
+    hashes_of_missing,
     require_same_inputs,
 )
-from mtrain.data.preparing.missing_files import hashes_of_missing
 from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting.classifier_pairs import ExampleMaker
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.damaged import read_suspects, remove_suspects
 from mtrain.data.store.folder import (
     Contents,
     DataFolder,
@@ -32,6 +31,7 @@ from mtrain.data.store.folder import (
     directions_of_validation,
     remove_obsolete,
 )
+from mtrain.data.store.shards import read_suspects, remove_suspects
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from mtrain.config.language_names import languages_in, words_of
 from mtrain.data.reading.lines import read_lines
 from mtrain.data.reading.parquet import read_parquet
-from mtrain.data.reading.quotes import count_signs, show_csv, split_quoted
+from mtrain.data.reading.parse import count_signs, show_csv, split_quoted
 from mtrain.errors import DataError
 
 TableKind = Literal["tsv", "jsonl", "parquet"]
@@ -50,7 +50,7 @@ def read_table(file: Path, kind: TableKind) -> Table:
     if kind == "jsonl":
         records = _json_records(file)
     else:  # a row that is not valid UTF-8 has no strings
-        records = chain.from_iterable(block.rows for block in read_parquet([file], None, SAMPLE))
+        records = chain.from_iterable(rows for _, _, rows in read_parquet([file], None, SAMPLE))
     texts: dict[str, list[str]] = {}
     for record in islice(records, SAMPLE):
         for field, text in _strings(record):

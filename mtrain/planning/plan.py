@@ -17,12 +17,11 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch, collate
-from mtrain.data.epochs.batching import BatchPlan
+from mtrain.data.epochs.batching import Batch, BatchPlan, collate
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.prepare import open_data
-from mtrain.data.preparing.missing_files import check_corpora
+from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import DataFolder

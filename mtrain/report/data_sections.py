@@ -6,7 +6,7 @@ from html import escape
 from itertools import pairwise
 
 from mtrain.config.languages import split_tag
-from mtrain.data.scanning.block_check import LENGTH_BINS, RATIO_BINS
+from mtrain.data.scanning.block_scan import LENGTH_BINS, RATIO_BINS
 from mtrain.data.scanning.check import Findings
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length

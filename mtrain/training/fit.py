@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from mtrain.config.schema import Config
-from mtrain.data.preparing.missing_files import check_corpora
+from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory, let_cuda_memory_grow, limit_onednn_cache, resolve_device
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm

@@ -12,11 +12,11 @@ from contextlib import closing, contextmanager
 from signal import Signals
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.loader import StepInput, largest_batches
-from mtrain.data.epochs.planner import Window
 from mtrain.data.epochs.schedule import Position
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.epochs.windows import Window
+from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.interop.formats import describe_exports

@@ -11,7 +11,7 @@ from mtrain.checkpoint.checkpoint import Checkpoint, load_checkpoint, restore_va
 from mtrain.checkpoint.state import TrainState
 from mtrain.data.epochs.batching import Division, batch_order
 from mtrain.data.epochs.loader import Loader, StepInput
-from mtrain.data.epochs.planner import WindowPlanner
+from mtrain.data.epochs.windows import WindowPlanner
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.build import AnyModel, build_model
 from mtrain.runs.limits import allowed_steps, limit_reached

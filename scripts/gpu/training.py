@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gpu.scale import Scale
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.loader import StepInput
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.training.step.learner import Learner

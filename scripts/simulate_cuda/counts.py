@@ -26,7 +26,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from mtrain import Translator
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch, collate
+from mtrain.data.epochs.batching import Batch, collate
 from mtrain.data.epochs.loader import largest_batches
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search

@@ -15,7 +15,7 @@ import pytest
 from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.data.rewriting import reencode
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.data.store.shards import Shard, shard_file
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.storage.manifest import write_manifest
@@ -240,7 +240,7 @@ def damaged(small):
     run = fit_on_cpu(small("parts", training={"max_steps": 1}))
     file = shard_file(run / "data", 2)
     content = file.read_bytes()
-    at = content.index(Shard(file).rows([0]).sides[0].ids[-4:].tobytes())
+    at = content.index(Shard(file).rows([0]).ids[0][-4:].tobytes())
     file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     return run, whole, file, content
 
@@ -272,7 +272,7 @@ def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_name
 
     def overwrite(self, step):
         if self.state.step == 1:
-            ids = Shard(file).rows([0]).sides[0].ids
+            ids = Shard(file).rows([0]).ids[0]
             new = b"\xff" * ids.nbytes if content == "unknown ids" else ids[::-1].tobytes()
             with file.open("r+b") as stream:
                 stream.seek(file.read_bytes().index(ids.tobytes()))

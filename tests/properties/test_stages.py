@@ -13,8 +13,8 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import Division
 from mtrain.data.epochs.loader import Loader
-from mtrain.data.epochs.planner import WindowPlanner
 from mtrain.data.epochs.schedule import Position
+from mtrain.data.epochs.windows import WindowPlanner
 from tests.support.encoding import TOY, config, prepare_data, use_sizes, write
 
 EPOCHS = 5

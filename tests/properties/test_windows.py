@@ -12,8 +12,8 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.augment import Augment
 from mtrain.data.epochs.batching import Division, plan_batches
 from mtrain.data.epochs.loader import Loader
-from mtrain.data.epochs.planner import WindowPlanner
 from mtrain.data.epochs.schedule import ONE_WINDOW, Position, WindowLayout
+from mtrain.data.epochs.windows import WindowPlanner
 from tests.support.encoding import CORPORA, TOY, config, prepare_data, use_sizes, write
 
 AUGMENT = list(Augment.model_fields)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Device
 from mtrain.planning.estimate import Estimator

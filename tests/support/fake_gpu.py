@@ -28,7 +28,7 @@ from mtrain.config.section import Precision
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.decoding.search.predictor import Predictor
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer

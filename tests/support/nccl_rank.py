@@ -10,7 +10,7 @@ from torch import distributed
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.launch import read_launch
 from mtrain.distributed.many_ranks import ManyRanks, abort_gpu_communication
 from mtrain.distributed.store import RankStore

@@ -6,15 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from mtrain.data.epochs.batch import Batch, collate
-from mtrain.data.epochs.planner import Opened, Window, WindowPlanner
+from mtrain.data.epochs.batching import Batch, collate
 from mtrain.data.epochs.schedule import Position
-from mtrain.data.rewriting.throttle import Throttle, never
+from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
+from mtrain.data.rewriting.rewrite import Throttle, never
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.duration import format_duration
 from mtrain.tokenizer.rows import Indices
@@ -99,10 +100,7 @@ class Loader:
         plan = window.plan
         batches = [self.batch(rows, window.corpus) for rows in plan.steps[position.step] if len(rows)]
         batches = batches or [Batch.without_pairs()]
-
-        def locate() -> list[str]:
-            return window.corpus.locate([row for batch in batches for row in batch.rows])
-
+        locate = partial(window.corpus.locate, [row for batch in batches for row in batch.rows])
         stage = len(position.starts) if self.planner.schedule.stages else None
         tokens = plan.step_tokens[position.step]
         return StepInput(position.epoch + 1, tokens, batches, locate, following, stage)

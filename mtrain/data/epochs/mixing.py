@@ -23,9 +23,9 @@ import numpy.typing as npt
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.stages import Stage
 from mtrain.data.epochs.schedule import StageStarts, WindowLayout
-from mtrain.data.store.shards import BucketRows, Shard, hash_numbers
+from mtrain.data.store.shards import Shard, StoredRows, hash_numbers
 from mtrain.errors import DataError
-from mtrain.tokenizer.rows import Indices
+from mtrain.tokenizer.rows import Ids, Indices
 
 Hashes = npt.NDArray[np.uint64]
 _LAST_HASH = np.uint64(2**64 - 1)
@@ -61,7 +61,7 @@ class ChosenRows(NamedTuple):
     """Rows of a shard, and how often each of them occurs in a window."""
 
     shard: int
-    rows: BucketRows
+    rows: StoredRows
     counts: Indices
 
 
@@ -195,7 +195,7 @@ class Mixer:
             lowest[bucket], highest[bucket] = hashes[first], hashes[last - 1]
         return lowest, highest
 
-    def _hashes(self, index: int, rows: Indices) -> Hashes:
+    def _hashes(self, index: int, rows: Ids) -> Hashes:
         """The hashes of some rows of a shard, by which they are ordered in the stream."""
         shard = self._shards[index]
         return hash_numbers(shard.numbers(rows), f"{self._seed} {shard.info.corpus} order")

@@ -1,4 +1,4 @@
-"""The training pairs of a data folder, which are opened a window at a time.
+"""The training pairs of a data folder, which are opened a window at a time, and the plan of each window.
 
 An epoch is a sequence of windows. Without stages of training, each consists of a few whole buckets of all
 shards (`mtrain.data.store.shards`); with stages, `mtrain.data.epochs.mixing` chooses its pairs.
@@ -6,21 +6,29 @@ Memory therefore depends on the size of a window, and not on the size of the cor
 """
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
+from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Corpus
 from mtrain.config.sections.data import DataConfig
+from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.mixing import ChosenRows, Mixer, weights_by_size
-from mtrain.data.epochs.schedule import FIRST_STAGE, ONE_WINDOW, StageStarts, WindowLayout
-from mtrain.data.rewriting.rewrite import Key, Rewrite, replace_rows
-from mtrain.data.rewriting.throttle import Throttle
-from mtrain.data.store.damaged import add_suspect
+from mtrain.data.epochs.schedule import (
+    FIRST_STAGE,
+    ONE_WINDOW,
+    Position,
+    StageSchedule,
+    StageStarts,
+    WindowLayout,
+)
+from mtrain.data.rewriting.rewrite import Key, Rewrite, Throttle, replace_rows
 from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.data.store.shards import Shard
+from mtrain.data.store.shards import Shard, add_suspect
 from mtrain.errors import DataError, ModelError
 
 
@@ -46,9 +54,7 @@ class WindowedCorpus:
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
         self._epoch_pairs = sum(shard.info.kept * self._corpora[shard.info.corpus].weight for shard in shards)
-        counts = np.zeros(len(shards[0].buckets) - 1, np.int64)  # rows of each bucket
-        for shard in shards:
-            counts += np.diff(shard.buckets[:, 0])
+        counts = sum(np.diff(shard.buckets[:, 0]) for shard in shards)  # rows of each bucket
         self._buckets = np.flatnonzero(counts).tolist()  # small corpora may have empty ones
         # Without stages of training.
         self._layout = WindowLayout.of(self._pairs, len(self._buckets), data.window_pairs)
@@ -180,3 +186,92 @@ def _weighted(data: DataConfig, shards: Sequence[Shard]) -> list[Corpus]:
         corpus.model_copy(update={"weight": weight})
         for corpus, weight in zip(data.train, weights, strict=True)
     ]
+
+
+class Window(NamedTuple):
+    """A part of an epoch that is planned at once."""
+
+    corpus: EncodedCorpus
+    plan: BatchPlan
+    share: float  # of the pairs of the epoch that it has; 1.0 if it is the whole epoch
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """The number of steps in an epoch; an estimate if it has several windows."""
+        return round(len(self.plan.steps) / self.share)
+
+
+Opened = tuple[Position, Window]  # a window, and where it starts
+
+
+def require_pairs(plan: BatchPlan, epoch: int) -> None:
+    """Raise DataError if the plan of an epoch (from 0) has no pairs."""
+    if not plan.steps:
+        raise DataError(f"epoch {epoch + 1} has no training pairs; raise the weights of data.train")
+
+
+class WindowPlanner:
+    """The windows of a corpus, with the steps that training takes on each of them."""
+
+    def __init__(self, corpus: WindowedCorpus, config: Config, division: Division):
+        self.corpus, self.config = corpus, config
+        self.division = division
+        self.schedule = StageSchedule(config.data.stages or ())
+        self._opened: dict[tuple[int, int, StageStarts], Window] = {}
+        self._opening = threading.Lock()
+
+    def open(
+        self, epoch: int, window: int = 0, throttle: Throttle | None = None, starts: StageStarts = FIRST_STAGE
+    ) -> Window:
+        """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
+        The latest window with steps is cached.
+
+        Raises DataError if it is damaged, and what rewriting its rows raises.
+        """
+        with self._opening:
+            if (epoch, window, starts) in self._opened:
+                return self._opened[epoch, window, starts]
+            corpus = self.corpus.open(epoch, window, throttle, starts)
+            plan = plan_batches(
+                (corpus.source_lengths, corpus.target_lengths),
+                self.config.training.batch_tokens,
+                self.division,
+                (self.config.seed, *self.corpus.key(epoch, window, starts)),
+                corpus.weights,
+            )
+            opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus, starts))
+            if plan.steps:
+                self._opened = {(epoch, window, starts): opened}
+            return opened
+
+    def find(self, position: Position, throttle: Throttle | None = None) -> Opened:
+        """The first window with steps from a position on, and the position of its first step.
+
+        Raises DataError if a whole epoch has no pairs, and what `open` raises.
+        """
+        position = self.schedule.in_stage(position)
+        epoch_is_empty = position.window == 0  # as far as is known
+        while True:
+            window = self.open(position.epoch, position.window, throttle, position.starts)
+            if window.plan.steps:
+                return position, window
+            following = self.after(position)
+            if following.epoch > position.epoch:
+                if epoch_is_empty:
+                    require_pairs(window.plan, position.epoch)
+                epoch_is_empty = True
+            position = following
+
+    def after(self, position: Position, taken: int = 0) -> Position:
+        """The start of the window that follows the one at a position, after `taken` steps there."""
+        return self.schedule.after(position, taken, self.corpus.count_windows(position.starts))
+
+    def is_trained_on(self, position: Position) -> bool:
+        """Whether training continues at the start of a window."""
+        last = self.config.training.max_epochs
+        return last is None or position.epoch < last
+
+    def steps_in_epoch(self, stage: int = 0) -> int:
+        """The number of steps in the first epoch of a stage (from 0), if each stage before it has one epoch.
+        It is an estimate if the epoch has several windows. Raises what `find` raises."""
+        return self.find(Position(epoch=stage, starts=tuple(range(stage + 1))))[1].steps_in_epoch

@@ -187,10 +187,9 @@ class RejectionRecorder:
         codes: Codes = self._codes.as_array(np.uint8)
         keys: Hashes = self._keys.as_array(np.uint64)
         ends = list(accumulate(self._sizes))
-        if len(keys):
-            for indices in find_repeated(keys, codes):
-                corpus_of = np.searchsorted(ends, indices, side="right")
-                codes[indices[~np.isin(corpus_of, unfiltered)]] = DUPLICATE
+        for indices in find_repeated(keys, codes):
+            corpus_of = np.searchsorted(ends, indices, side="right")
+            codes[indices[~np.isin(corpus_of, unfiltered)]] = DUPLICATE
         return Rejections(codes, self._sizes)
 
 

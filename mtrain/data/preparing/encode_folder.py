@@ -1,8 +1,12 @@
-"""Encodes the corpora of a run into a data folder, and repairs what is missing or damaged there."""
+"""Encodes the corpora of a run into a data folder, and repairs what is missing or damaged there.
+
+The folder is locked while it is written. A complete data folder is only read, and needs no lock.
+"""
 
 import logging
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,17 +14,20 @@ from typing import Any, NamedTuple
 from mtrain.config.sections.corpora import Holdout, name_of
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.pairs.rejections import Rejections, read_rejections
+from mtrain.data.pairs.rejections import REJECTIONS, Rejections, read_rejections
 from mtrain.data.preparing.encoder import Encoder
-from mtrain.data.preparing.folder_lock import locked_data_folder
 from mtrain.data.preparing.inputs import has_same_pairs
 from mtrain.data.preparing.report import record_findings
 from mtrain.data.preparing.writer import ShardWriter
-from mtrain.data.reading.digests import content_hash, train_and_validation
+from mtrain.data.reading.digests import SOURCES, content_hash, train_and_validation
 from mtrain.data.reading.parse import read_pairs
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import (
+    CHECK,
+    SHARD_NAME,
     SUMMARY,
+    TOKENIZER,
+    VALIDATION,
     Contents,
     DataFolder,
     Inputs,
@@ -30,11 +37,17 @@ from mtrain.data.store.folder import (
     write_validation,
 )
 from mtrain.data.store.shards import BUCKET, LAYOUT, MAX_BUCKETS, SHARD, Shard, ShardInfo, shard_file
-from mtrain.errors import DataError, ModelError, StorageError
+from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.processes import count_cores
+from mtrain.storage.atomic import recover
+from mtrain.storage.locks import owner_file, wait_for_lock
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+LOCK = ".lock"  # the file that is locked while the folder is written
+_FILES = (SUMMARY, VALIDATION, SOURCES, CHECK, REJECTIONS)  # and shards, and the folder of the tokenizer
+_LEFTOVERS = [f".{name}.*tmp" for name in (*_FILES, "shard-*.safetensors")]
 
 
 class FolderEncoder(NamedTuple):
@@ -147,10 +160,9 @@ class FolderEncoder(NamedTuple):
         folder = self.folder
         try:
             read_validation(folder.path, folder.summary)
+            return
         except ModelError as error:
             problem = str(error)
-        else:
-            return
         self._require_same_text(problem, for_training=isinstance(self.data.validation, Holdout))
         log.warning("%s; drawing the validation pairs again", problem)
         digest = folder.summary["validation_sha256"]
@@ -217,3 +229,56 @@ def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> 
 def format_counts(dropped: dict[str, int]) -> str:
     """The number of dropped pairs for each reason, as text."""
     return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+
+
+@contextmanager
+def locked_unless_complete(folder: DataFolder) -> Iterator[None]:
+    """Lock a data folder as `locked_data_folder` does, unless it is complete already, or once another
+    process has completed it: then it need not be writable."""
+    with ExitStack() as stack:
+        if reason := folder.why_incomplete():
+            if (folder.path / SUMMARY).exists():  # otherwise it is a new folder
+                log.info("data: %s", reason)
+            stack.enter_context(locked_data_folder(folder, reason))
+            folder.reload()  # another process may have completed it, while this one waited for the lock
+            if folder.why_incomplete() is None:
+                stack.close()
+        yield
+
+
+@contextmanager
+def locked_data_folder(folder: DataFolder, reason: str | None = None) -> Iterator[None]:
+    """Create a data folder, lock it against other processes, and clean up after a crash. While another
+    process holds the lock, wait. A thread may lock a folder again.
+
+    Raises UsageError if a shared folder contains files that mtrain did not write and would overwrite;
+    StorageError, which gives the `reason` for writing, if the folder cannot be written.
+    """
+    path = folder.path
+    with ExitStack() as stack:
+        try:
+            _require_no_foreign_files(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(wait_for_lock(path / LOCK))
+            leftovers = [file for pattern in _LEFTOVERS for file in path.glob(pattern)]
+            for file in leftovers:
+                file.unlink(missing_ok=True)
+            recover(path / TOKENIZER)
+        except OSError as error:
+            cannot = f"{path}: cannot write: {error.strerror}"
+            raise StorageError(f"{cannot} ({reason})" if reason else cannot) from error
+        yield
+
+
+def _require_no_foreign_files(folder: DataFolder) -> None:
+    """Raise UsageError if a shared folder contains files that mtrain did not write and would overwrite."""
+    path = folder.path
+    if not folder.shared or not path.exists() or owner_file(path / LOCK).exists() or folder.summary:
+        return
+    names = (file.name for file in path.iterdir())
+    if foreign := sorted(
+        name for name in names if name in (*_FILES, TOKENIZER) or SHARD_NAME.fullmatch(name)
+    ):
+        raise UsageError(
+            f"{path}: is not a data folder, and would be overwritten ({foreign[0]}); give another data.folder"
+        )

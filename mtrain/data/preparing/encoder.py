@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from operator import not_
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,9 +74,9 @@ class Encoder:
             self._encode(self._tokenizer.encode_target, block.targets),
         ]
         lengths, count = [side.lengths for side in sides], len(block.sources)
-        blank = [np.fromiter(map(not_, map(str.strip, texts)), np.bool_, count) for texts in block[:2]]
+        blank = ~np.array(block.have_text(), np.bool_)
         # Also empty if normalization removes every character.
-        empty = blank[0] | blank[1] | (lengths[0] == 1 + len(self._tags[corpus])) | (lengths[1] == 1)
+        empty = blank | (lengths[0] == 1 + len(self._tags[corpus])) | (lengths[1] == 1)
         # Including duplicates, since validation must not score training pairs.
         is_held_out = self._held_out.__contains__
         held_out = np.fromiter(map(is_held_out, block.sources), np.bool_, count)

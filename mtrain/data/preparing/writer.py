@@ -102,28 +102,17 @@ class ShardWriter:
     def _write(self, last: EncodingTask, blocks: list[EncodedBlock]) -> ShardInfo:
         """Write the shard of the given blocks; `last` is the task of the last one."""
         corpus, end = last.corpus, last.raw.end
-        sides = (
-            Rows.join([block.sides[0] for block in blocks]),
-            Rows.join([block.sides[1] for block in blocks]),
-        )
+        source, target = (Rows.join([block.sides[side] for block in blocks]) for side in (0, 1))
         numbers: Ids = np.concatenate([block.numbers for block in blocks])
         pairs = sum(block.pairs for block in blocks)
-        dropped = sum((Counter(block.dropped) for block in blocks), Counter[str]())
-        first = end.first - pairs
+        dropped = dict(sum((Counter(block.dropped) for block in blocks), Counter[str]()))
+        first, kept = end.first - pairs, len(numbers)
+        count, fingerprint = self.folder.summary["buckets"], self.folder.summary["fingerprint"]
         info = ShardInfo(
-            LAYOUT,
-            SHARD,
-            self.folder.summary["buckets"],
-            self.folder.summary["fingerprint"],
-            corpus,
-            first,
-            pairs,
-            len(numbers),
-            dict(dropped),
-            end.offsets,
+            LAYOUT, SHARD, count, fingerprint, corpus, first, pairs, kept, dropped, ends=end.offsets
         )
-        buckets = buckets_of(numbers, self.scanner.seed, corpus, self.folder.summary["buckets"])
+        buckets = buckets_of(numbers, self.scanner.seed, corpus, count)
         file = shard_file(self.folder.path, last.shard)
         self.scanner.files.require_unchanged([self.scanner.data.train[corpus]])
-        write_shard(file, sides, numbers - first, buckets, info, self.replaced.get(last.shard))
+        write_shard(file, (source, target), numbers - first, buckets, info, self.replaced.get(last.shard))
         return info

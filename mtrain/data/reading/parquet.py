@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,14 +16,6 @@ from mtrain.errors import DataError
 
 _CHUNK = 2**20  # bytes that are hashed at a time
 Row = dict[str, Any] | UnicodeDecodeError  # the error of a row that is not valid UTF-8
-
-
-class ParquetBlock(NamedTuple):
-    """Consecutive rows of a file."""
-
-    file: Path
-    skipped: int  # rows of the files before this one
-    rows: list[Row]
 
 
 def count_rows(files: Iterable[Path]) -> int:
@@ -41,10 +33,11 @@ def read_parquet(
     size: int,
     skipped: int = 0,
     digests: Digests | None = None,
-) -> Iterator[ParquetBlock]:
+) -> Iterator[tuple[Path, int, list[Row]]]:
     """Yield the rows of some files after the first `skipped` ones, in blocks that end at multiples of `size`
-    rows, and with each file. Only the given columns are read; if none are given or a file lacks one, all.
-    `digests` receives the SHA-256 of each file that has been read completely.
+    rows, and with each file. With each block comes its file, and the number of rows of the files before it.
+    Only the given columns are read; if none are given or a file lacks one, all. `digests` receives the
+    SHA-256 of each file that has been read completely.
 
     Raises DataError if a file is missing or unreadable.
     """
@@ -57,7 +50,7 @@ def read_parquet(
             if done < before + count:
                 rows = _read_rows(file, columns, size, done - before, hasher)
                 while block := list(islice(rows, size - done % size)):
-                    yield ParquetBlock(path, before, block)
+                    yield path, before, block
                     done += len(block)
             if digests is not None and hasher:
                 digests[path] = hasher.finish()

@@ -37,7 +37,9 @@ class PairAugmenter:
         tags = [source[: self._tag_length] for source, _ in pairs]
         directions = [self._directions[tuple(tag)] for tag in tags]
         pairs = [(source[self._tag_length :], target) for source, target in pairs]
-        draws = [self._draw(generator) for _ in pairs]
+        shares = {name: getattr(self._augment, name) for name in (*CHANGES, "merge")}
+        # As many random numbers are drawn for each pair, whatever is chosen.
+        draws = ([name for name in shares if generator.random() < shares[name]] for _ in pairs)
         chosen = {row: names for row, names in enumerate(draws) if names}
         merged = {
             row: directions[row]
@@ -70,11 +72,6 @@ class PairAugmenter:
             for pair in encoded
             if self._is_usable(pair) and not any(unk in ids for unk, ids in zip(unknown, pair, strict=True))
         ]
-
-    def _draw(self, generator: random.Random) -> list[str]:
-        """The changes that are chosen for a pair. The number of random numbers is always the same."""
-        names = (*CHANGES, "merge")
-        return [name for name in names if generator.random() < getattr(self._augment, name)]
 
     def _can_merge(self, pairs: Sequence[EncodedPair], tags: Sequence[list[int]], row: int) -> bool:
         """Whether the next pair may be appended: there is one, and it has the same tags."""

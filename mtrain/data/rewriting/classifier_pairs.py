@@ -5,7 +5,7 @@ Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) also learns from corrupted pa
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.sections.data import DataConfig
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -104,23 +103,20 @@ class Corrupter:
         others = self._unknown | self._vocabulary.symbols
         self._has_digit = [i not in others and bool(_DIGIT.search(piece)) for i, piece in enumerate(pieces)]
         self._encode = lru_cache(20_000)(self._encode_word)  # each call of SentencePiece starts threads
-        self._kinds: dict[str, Callable[[PairIds, PairIds, random.Random], Example | None]] = {
-            "misaligned": self._misaligned,
-            "truncated": self._truncated,
-            "extended": self._extended,
-            "wrong_language": self._wrong_language,
-            "numbers": self._numbers,
-            "replaced_words": self._replaced_words,
-            "word_order": self._word_order,
-        }
 
     def corrupt(self, kind: str, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
         """Corrupt a pair in one way (a key of `data.corruptions`); `other` is another pair of the corpus.
         None if the pair would not change."""
-        example = self._kinds[kind](pair, other, generator)
-        if example is None:
+        if kind == "numbers":
+            pair = self._with_numbers(pair, generator)
+        side = 1 if kind == "misaligned" else generator.randrange(2)
+        new = self._change(kind, pair[side], other[side], generator)
+        if new is None:
             return None
-        good, bad = ((source[: self._longest], target[: self._longest]) for source, target in example)
+        # A text in the wrong language takes the place of the other side.
+        replaced = 1 - side if kind == "wrong_language" else side
+        both = pair, (pair[0], new) if replaced else (new, pair[1])
+        good, bad = ((source[: self._longest], target[: self._longest]) for source, target in both)
         return None if good == bad else Example(good, bad)
 
     def draw(
@@ -135,46 +131,28 @@ class Corrupter:
             del remaining[kind]
         return None
 
-    def _misaligned(self, pair: PairIds, other: PairIds, _: random.Random) -> Example:
-        return Example(pair, (pair[0], other[1]))
-
-    def _wrong_language(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example:
-        side = generator.randrange(2)  # that is kept
-        same_language = pair[side] if generator.random() < 0.5 else other[side]
-        return Example(pair, _with_side(pair, 1 - side, same_language))
-
-    def _truncated(self, pair: PairIds, _: PairIds, generator: random.Random) -> Example | None:
-        side = generator.randrange(2)
-        words = self._words(pair[side])
-        if len(words) < 2:
-            return None
-        kept = min(max(1, round(generator.uniform(*_KEPT) * len(words))), len(words) - 1)
-        # More often the end is missing.
-        rest = words[:kept] if generator.random() < 2 / 3 else words[-kept:]
-        return Example(pair, _with_side(pair, side, _joined(rest)))
-
-    def _extended(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example:
-        side = generator.randrange(2)
-        parts = [pair[side], other[side]]
-        if generator.random() < 1 / 3:
-            parts.reverse()
-        return Example(pair, _with_side(pair, side, _joined(parts)))
-
-    def _replaced_words(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
-        side = generator.randrange(2)
-        words, others = self._words(pair[side]), self._words(other[side])
-        if not others:
-            return None
-        count = max(1, round(generator.uniform(*_REPLACED) * len(words)))
-        for position in generator.sample(range(len(words)), min(count, len(words))):
-            words[position] = generator.choice(others)
-        return Example(pair, _with_side(pair, side, _joined(words)))
-
-    def _word_order(self, pair: PairIds, _: PairIds, generator: random.Random) -> Example:
-        side = generator.randrange(2)
-        words = self._words(pair[side])
-        generator.shuffle(words)
-        return Example(pair, _with_side(pair, side, _joined(words)))
+    def _change(
+        self, kind: str, ids: list[int], other: list[int], generator: random.Random
+    ) -> list[int] | None:
+        """One side of a pair, corrupted; `other` is the same side of another pair. None if that is not
+        possible."""
+        match kind:
+            case "misaligned":
+                return other
+            case "wrong_language":
+                return ids if generator.random() < 0.5 else other
+            case "extended":
+                return ids + other if generator.random() >= 1 / 3 else other + ids
+            case "truncated":
+                return _truncated(self._words(ids), generator)
+            case "replaced_words":
+                return _with_replaced_words(self._words(ids), self._words(other), generator)
+            case "word_order":
+                words = self._words(ids)
+                generator.shuffle(words)
+                return _joined(words)
+            case _:
+                return self._with_other_number(self._words(ids), generator)
 
     def _words(self, ids: list[int]) -> list[list[int]]:
         """The words of a side, or its tokens if there are no words."""
@@ -183,27 +161,27 @@ class Corrupter:
             return [[token] for token in ids]
         return [ids[start:stop] for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True)]
 
-    # ------------------------------------------------------------------------------------------------ numbers
+    def _with_numbers(self, pair: PairIds, generator: random.Random) -> PairIds:
+        """A pair with a number on each side. If a side has none, the same one is inserted on both, because
+        few pairs of most corpora have any."""
+        if all(map(self._contains_digit, pair)):
+            return pair
+        number = self._encode(_random_number(generator))
+        return self._inserted(pair[0], number, generator), self._inserted(pair[1], number, generator)
 
-    def _numbers(self, pair: PairIds, _: PairIds, generator: random.Random) -> Example | None:
-        """Replace one or all digits of a number on one side. If a side has no number, the same one is first
-        inserted on both sides, because few pairs of most corpora have any."""
-        if not all(any(map(self._has_digit.__getitem__, ids)) for ids in pair):
-            number = self._encode(_random_number(generator))
-            pair = self._inserted(pair[0], number, generator), self._inserted(pair[1], number, generator)
-        side = generator.randrange(2)
-        words = self._words(pair[side])
-        candidates = [
-            i
-            for i, word in enumerate(words)
-            if any(map(self._has_digit.__getitem__, word)) and self._unknown.isdisjoint(word)
-        ]
+    def _with_other_number(self, words: list[list[int]], generator: random.Random) -> list[int] | None:
+        """Replace one or all digits of a number."""
+        known = (i for i, word in enumerate(words) if self._unknown.isdisjoint(word))
+        candidates = [i for i in known if self._contains_digit(words[i])]
         if not candidates:
             return None
         chosen = generator.choice(candidates)
         [text] = self._vocabulary.decode([words[chosen]])
         words[chosen] = self._encode(_changed_number(text, generator))
-        return Example(pair, _with_side(pair, side, _joined(words)))
+        return _joined(words)
+
+    def _contains_digit(self, ids: list[int]) -> bool:
+        return any(map(self._has_digit.__getitem__, ids))
 
     def _inserted(self, ids: list[int], word: list[int], generator: random.Random) -> list[int]:
         words = self._words(ids)
@@ -215,8 +193,23 @@ class Corrupter:
         return ids
 
 
-def _with_side(pair: PairIds, side: int, ids: list[int]) -> PairIds:
-    return (pair[0], ids) if side else (ids, pair[1])
+def _truncated(words: list[list[int]], generator: random.Random) -> list[int] | None:
+    if len(words) < 2:
+        return None
+    kept = min(max(1, round(generator.uniform(*_KEPT) * len(words))), len(words) - 1)
+    # More often the end is missing.
+    return _joined(words[:kept] if generator.random() < 2 / 3 else words[-kept:])
+
+
+def _with_replaced_words(
+    words: list[list[int]], others: list[list[int]], generator: random.Random
+) -> list[int] | None:
+    if not others:
+        return None
+    count = max(1, round(generator.uniform(*_REPLACED) * len(words)))
+    for position in generator.sample(range(len(words)), min(count, len(words))):
+        words[position] = generator.choice(others)
+    return _joined(words)
 
 
 def _joined(parts: list[list[int]]) -> list[int]:

@@ -16,8 +16,7 @@ import numpy as np
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, make_generator
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, Throttle, make_generator
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores

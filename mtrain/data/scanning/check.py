@@ -18,9 +18,8 @@ from mtrain.data import Pair
 from mtrain.data.pairs.duplicates import DuplicateCounter
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.lines import Digests
-from mtrain.data.reading.parse import Block, parse_block
-from mtrain.data.reading.quotes import count_signs, show_csv
-from mtrain.data.scanning.block_check import (
+from mtrain.data.reading.parse import Block, count_signs, parse_block, show_csv
+from mtrain.data.scanning.block_scan import (
     KINDS,
     LENGTH_BINS,
     PLACES,
@@ -30,8 +29,7 @@ from mtrain.data.scanning.block_check import (
     first_errors,
 )
 from mtrain.data.scanning.leaks import Leak, LeakFinder
-from mtrain.data.scanning.shifts import Shift, find_shifts
-from mtrain.data.scanning.side_languages import CorpusSides
+from mtrain.data.scanning.sides import CorpusSides, Shift, find_shifts
 from mtrain.data.text.writing_systems import main_script
 from mtrain.tokenizer.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import compress, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,11 +38,11 @@ def sample_block(block: Block, corpus: int, seed: int, threshold: int) -> BlockS
     numbers = np.asarray(block.numbers, np.int64)
     random_numbers = (hash_numbers(numbers, f"sample {seed} {corpus}") >> np.uint64(32)).astype(np.uint32)
     kept = random_numbers < threshold
-    texts = block.sources, block.targets
     if not kept.all():
-        texts = list(compress(block.sources, kept)), list(compress(block.targets, kept))
-    sizes = sum(np.fromiter(map(len, side), np.uint32, len(side)) for side in texts)
-    return BlockSample(random_numbers[kept], np.asarray(sizes), (_to_lines(texts[0]), _to_lines(texts[1])))
+        block = block.select(kept)
+    sizes = sum(np.fromiter(map(len, side), np.uint32, len(side)) for side in block[:2])
+    texts = _to_lines(block.sources), _to_lines(block.targets)
+    return BlockSample(random_numbers[kept], np.asarray(sizes), texts)
 
 
 def _to_lines(texts: list[str]) -> bytes:

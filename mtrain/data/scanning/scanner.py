@@ -84,7 +84,9 @@ class CorpusScanner:
         text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
         check = DataCheck(data, self.files.digests, self._folder) if self.checks else None
         recorder = RejectionRecorder(data, self._folder) if data.filters else None
-        workers = self._workers or self._choose_workers()
+        files = chain.from_iterable(map(existing_files, data.train))
+        is_large = sum(file.stat().st_size for file in files) >= LARGE
+        workers = self._workers or (count_cores() if is_large else 1)
         blocks = self._blocks(by_range=workers > 1)
         first, usable = self._read_first(blocks) if check else ([], [])
         block_check = check.block_check(usable) if check else None
@@ -103,11 +105,9 @@ class CorpusScanner:
                     recorder.add(task.corpus, block.filtered)
         rejections = recorder.finish() if recorder else None
         drawn = holdout.pairs(len(data.train))
-        findings = (
-            check.findings([*chain.from_iterable(drawn)], rejections and rejections.counts())
-            if check
-            else None
-        )
+        findings = None
+        if check is not None:
+            findings = check.findings([*chain.from_iterable(drawn)], rejections and rejections.counts())
         return ScanResult(progress.count, text, drawn, findings, rejections, time.monotonic() - start)
 
     def _blocks(self, by_range: bool) -> Iterator[IndexedBlock]:
@@ -130,10 +130,6 @@ class CorpusScanner:
             if sum(len(block.sources) for block in usable) >= SCRIPT_PAIRS:
                 break
         return first, usable
-
-    def _choose_workers(self) -> int:
-        files = chain.from_iterable(map(existing_files, self.data.train))
-        return count_cores() if sum(file.stat().st_size for file in files) >= LARGE else 1
 
 
 def _size_of_text(corpora: Iterable[Corpus]) -> int:

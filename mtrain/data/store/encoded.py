@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mtrain.config.sections.corpora import Corpus
 from mtrain.data.reading.files import place_of
-from mtrain.data.store.shards import BucketRows, Shard, StoredRows
+from mtrain.data.store.shards import Shard, StoredRows
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
 LocateRows = Callable[[Sequence[int]], list[str]]
@@ -22,17 +22,16 @@ class EncodedCorpus:
     The ids are memory-mapped. In memory, a row takes 20 bytes.
     """
 
-    def __init__(self, parts: Sequence[tuple[StoredRows, StoredRows]], weights: Weights, locate: LocateRows):
-        """The rows of some parts (source and target), one after another. `weights` are some weights, and the
-        number of consecutive rows that have each of them. `locate` returns the locations of rows as
-        `file:line`."""
+    def __init__(self, parts: Sequence[StoredRows], weights: Weights, locate: LocateRows):
+        """The rows of some parts, one after another. `weights` are some weights, and the number of
+        consecutive rows that have each of them. `locate` returns the locations of rows as `file:line`."""
         self._weights, self.locate = weights, locate
-        self._edges = np.cumsum([0, *(len(source.lengths) for source, _ in parts)])  # first row of each part
-        sides = list(zip(*parts, strict=True))
-        self._ids = [[part.ids for part in side] for side in sides]
-        self._starts = [_compact(np.concatenate([part.starts for part in side])) for side in sides]
+        self._edges = np.cumsum([0, *(len(part.positions) for part in parts)])  # first row of each part
+        self._ids = [[part.ids[side] for part in parts] for side in (0, 1)]
+        self._starts = [_compact(np.concatenate([part.starts[side] for part in parts])) for side in (0, 1)]
         self.source_lengths, self.target_lengths = (
-            np.concatenate([part.lengths for part in side]).astype(np.int32, copy=False) for side in sides
+            np.concatenate([part.lengths[side] for part in parts]).astype(np.int32, copy=False)
+            for side in (0, 1)
         )
 
     @classmethod
@@ -47,13 +46,11 @@ class EncodedCorpus:
 
     @classmethod
     def of_rows(
-        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], rows: Iterable[BucketRows], weights: Weights
+        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], rows: Iterable[StoredRows], weights: Weights
     ) -> "EncodedCorpus":
         """The given `rows` of each shard, in the order of the shards, of which there must be at least one."""
-        parts, positions = [], []
-        for chosen in rows:
-            parts.append(chosen.sides)
-            positions.append(_compact(chosen.positions))
+        parts = list(rows)
+        positions = [part.positions for part in parts]
         edges = np.cumsum([0, *map(len, positions)])
 
         def place(row: int) -> str:
@@ -111,14 +108,17 @@ class EncodedCorpus:
     def with_rows(self, sides: tuple[Rows, Rows]) -> "EncodedCorpus":
         """The same pairs with other source and target ids. Rows beyond `len(self)` are noise that is added to
         the corpus."""
-        source, target = (StoredRows(side.ids, side.starts[:-1], side.lengths) for side in sides)
-        added = len(source.lengths) - len(self)
+        ids, starts, lengths = zip(
+            *((side.ids, side.starts[:-1], side.lengths) for side in sides), strict=True
+        )
+        count = len(lengths[0])
 
         def locate(rows: Sequence[int]) -> list[str]:
             return [self.locate([row])[0] if row < len(self) else "data.augment.noise" for row in rows]
 
-        weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], added)
-        return EncodedCorpus([(source, target)], weights, locate)
+        weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], count - len(self))
+        rows = StoredRows(np.arange(count, dtype=np.uint32), ids, starts, lengths)
+        return EncodedCorpus([rows], weights, locate)
 
 
 def _compact(indices: Ids) -> Ids:

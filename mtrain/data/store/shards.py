@@ -10,6 +10,9 @@ A shard is a safetensors file, which can be memory-mapped. It contains what is l
 
 Rows are grouped by bucket, which is a hash of (seed, corpus, pair), and ordered by number within a bucket.
 The rows of a bucket in all shards are a random sample of the corpus.
+
+Shards that are found damaged during training are recorded in the run folder, because other runs may use the
+data folder. The next start verifies them completely.
 """
 
 import errno
@@ -29,7 +32,8 @@ import pyarrow as pa
 from safetensors.numpy import save_file
 
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.storage.atomic import replacing
+from mtrain.regular_files import read_file
+from mtrain.storage.atomic import replacing, write_atomically
 from mtrain.storage.manifest import sha256_of_json
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
@@ -37,6 +41,7 @@ LAYOUT = 4  # version of the files of the data folder; if it changes, runs encod
 SHARD = 250_000  # raw pairs
 BUCKET = 250_000  # raw pairs of the whole corpus, on average
 MAX_BUCKETS = 1024  # otherwise, the indices of all shards would grow with the square of the corpus
+_SUSPECTS = "suspect-shards.json"  # in the run folder
 _KEY = "shard"  # of the metadata; a single key, because the order of several is random
 _DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U8": np.uint8}
 _ROWS = ("source", "target", "source_length", "target_length", "number")
@@ -128,26 +133,17 @@ def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
 
 
 class StoredRows(NamedTuple):
-    """One side of rows that are stored in an array of ids, in any order."""
+    """Rows in a file of ids, in any order: where the ids of the sources and of the targets are."""
 
-    ids: Ids  # of these rows and others
-    starts: Ids  # of each row in `ids`
-    lengths: Ids  # of each row
+    positions: Ids  # of the rows in the file
+    ids: Sequence[Ids]  # of the sources and of the targets, of these rows and others
+    starts: Sequence[Ids]  # of each row in the `ids` of its side
+    lengths: Sequence[Ids]  # of each row, on each side
 
     def take(self, rows: Indices) -> "StoredRows":
         """Some of these rows."""
-        return StoredRows(self.ids, self.starts[rows], self.lengths[rows])
-
-
-class BucketRows(NamedTuple):
-    """The rows of some buckets of a shard."""
-
-    positions: Indices  # among all rows of the shard
-    sides: tuple[StoredRows, StoredRows]  # source, target
-
-    def take(self, rows: Indices) -> "BucketRows":
-        """Some of these rows."""
-        return BucketRows(self.positions[rows], (self.sides[0].take(rows), self.sides[1].take(rows)))
+        starts, lengths = ([side[rows] for side in both] for both in (self.starts, self.lengths))
+        return StoredRows(self.positions[rows], self.ids, starts, lengths)
 
 
 class Shard:
@@ -214,7 +210,7 @@ class Shard:
         hashes = (self._tensors[name].tobytes() for name in ("buckets", "sha256"))
         return hashlib.sha256(b"".join((self._header, *hashes))).hexdigest()
 
-    def rows(self, buckets: Sequence[int]) -> "BucketRows":
+    def rows(self, buckets: Sequence[int]) -> StoredRows:
         """The rows of some buckets, in the order of their numbers."""
         chosen = np.asarray(buckets, np.int64)
         index = self.buckets[chosen]  # (chosen, 3)
@@ -222,15 +218,15 @@ class Shard:
         positions = ranges(index[:, 0], counts)
         firsts = np.cumsum(counts) - counts  # of each bucket in `positions`
         order = np.argsort(self._tensors["number"][positions], kind="stable")
-        sides = []
-        for side, name in enumerate(_ROWS[:2], start=1):
-            lengths: Ids = self._tensors[f"{name}_length"][positions]
-            before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            starts = before[:-1] + np.repeat(index[:, side] - before[firsts], counts)
-            sides.append(StoredRows(self._tensors[name], starts, lengths).take(order))
-        return BucketRows(positions[order], (sides[0], sides[1]))
+        ids = [self._tensors[name] for name in _ROWS[:2]]
+        lengths: list[Ids] = [self._tensors[name][positions] for name in _ROWS[2:4]]
+        starts = []
+        for side, of_rows in enumerate(lengths, start=1):
+            before = np.append(0, np.cumsum(of_rows, dtype=np.int64))
+            starts.append(before[:-1] + np.repeat(index[:, side] - before[firsts], counts))
+        return StoredRows(positions.astype(np.uint32), ids, starts, lengths).take(order)
 
-    def numbers(self, rows: Indices) -> Indices:
+    def numbers(self, rows: Ids) -> Indices:
         """The numbers of some rows' pairs in their corpus, from 1."""
         numbers: Indices = self._tensors["number"][rows].astype(np.int64) + self.info.first
         return numbers
@@ -254,3 +250,24 @@ def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
             raise ValueError("truncated")
         tensors[name] = data[start:stop].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return header, tensors, info
+
+
+def read_suspects(run_dir: Path) -> frozenset[int]:
+    """The indices of the recorded shards."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        return frozenset(map(int, json.loads(read_file(run_dir / _SUSPECTS))))
+    return frozenset()
+
+
+def add_suspect(run_dir: Path, shard: int) -> bool:
+    """Record the index of a shard. Returns whether it is recorded now; several ranks may find the damage at
+    the same time, and interfere with each other's writing."""
+    with suppress(StorageError):
+        write_atomically(run_dir / _SUSPECTS, json.dumps(sorted({*read_suspects(run_dir), shard})) + "\n")
+    return shard in read_suspects(run_dir)
+
+
+def remove_suspects(run_dir: Path) -> None:
+    """Remove the record, because the shards have been verified."""
+    with suppress(OSError):  # they are verified again then
+        (run_dir / _SUSPECTS).unlink(missing_ok=True)

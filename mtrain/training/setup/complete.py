@@ -27,7 +27,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.data.epochs.batching import BatchPlan, Division
 from mtrain.data.epochs.loader import Loader, StepInput
-from mtrain.data.epochs.planner import WindowPlanner
+from mtrain.data.epochs.windows import WindowPlanner
 from mtrain.data.prepare import PreparedData
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.distributed.ranks import Ranks

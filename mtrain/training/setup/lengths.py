@@ -13,7 +13,7 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.model import Architecture
 from mtrain.data import Pair
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
-from mtrain.data.epochs.planner import require_pairs
+from mtrain.data.epochs.windows import require_pairs
 from mtrain.data.prepare import PreparedData
 from mtrain.data.reading.parse import good_pairs
 from mtrain.data.scanning.check import count_tag_ids

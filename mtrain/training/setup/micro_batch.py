@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import describe_device, preserved_random_states
 from mtrain.distributed.ranks import Ranks

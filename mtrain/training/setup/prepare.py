@@ -13,8 +13,8 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import batch_order
 from mtrain.data.prepare import PreparedData, make_scanner, open_data, prepare_data
-from mtrain.data.preparing.folder_lock import locked_unless_complete
-from mtrain.data.preparing.missing_files import check_corpora
+from mtrain.data.preparing.encode_folder import locked_unless_complete
+from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.preparing.report import log_warnings
 from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory

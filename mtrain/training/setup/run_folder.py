@@ -16,7 +16,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.yaml_io import to_yaml, to_yaml_line
-from mtrain.data.preparing.folder_lock import LOCK
+from mtrain.data.preparing.encode_folder import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.paths import path_of

@@ -14,7 +14,7 @@ import torch
 from mtrain.config.languages import Direction, changed_bleu_tokenizers
 from mtrain.config.schema import Config
 from mtrain.data import Pair
-from mtrain.data.epochs.batch import Batch, collate
+from mtrain.data.epochs.batching import Batch, collate
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import Ensemble

@@ -20,7 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class PeerBatch(NamedTuple):
-    """B pairs, padded on the right; shapes as in mtrain.data.epochs.batch."""
+    """B pairs, padded on the right; shapes as in mtrain.data.epochs.batching."""
 
     source: Tensor  # (B, S) int64
     source_keep: Tensor  # (B, S) bool, True at tokens

@@ -25,7 +25,7 @@ from mtrain.data import Pair
 from mtrain.data.preparing import writer as shard_writer
 from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting import reencode, rewrite
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError

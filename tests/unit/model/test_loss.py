@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.config.sections.model import ModelConfig
-from mtrain.data.epochs.batch import collate
+from mtrain.data.epochs.batching import collate
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.loss import r_drop_loss, translation_loss
 from mtrain.model.transformer import Transformer

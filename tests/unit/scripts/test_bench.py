@@ -18,7 +18,7 @@ from benchmark.rounds import Contestant
 
 from mtrain.config.load import load_config
 from mtrain.config.sections.model import ModelConfig
-from mtrain.data.epochs.batch import collate
+from mtrain.data.epochs.batching import collate
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import prepare_data

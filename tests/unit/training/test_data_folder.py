@@ -17,7 +17,7 @@ import pytest
 
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
-from mtrain.data.preparing.folder_lock import locked_data_folder
+from mtrain.data.preparing.encode_folder import locked_data_folder
 from mtrain.data.store.folder import DataFolder, Summary, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.training.setup.prepare import prepare_only

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch
+from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import whole
 from mtrain.model.build import build_model

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.data.epochs.batch import collate
-from mtrain.data.epochs.batching import MAX_ROWS, BatchPlan, Division, cut_by_budget, plan_batches
+from mtrain.data.epochs.batching import MAX_ROWS, BatchPlan, Division, collate, cut_by_budget, plan_batches
 from mtrain.decoding.batches import in_batches
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.tokenizer.rows import Rows

@@ -18,8 +18,7 @@ from mtrain.data.rewriting.classifier_pairs import (
     draw_others,
     pair_sequence,
 )
-from mtrain.data.rewriting.rewrite import replace_rows
-from mtrain.data.rewriting.throttle import Throttle, never
+from mtrain.data.rewriting.rewrite import Throttle, never, replace_rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import prepare_data
 from tests.support.tokenizers import train

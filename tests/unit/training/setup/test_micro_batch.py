@@ -10,10 +10,9 @@ import torch
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batch import Batch
-from mtrain.data.epochs.batching import Division, plan_batches
+from mtrain.data.epochs.batching import Batch, Division, plan_batches
 from mtrain.data.epochs.loader import largest_batches
-from mtrain.data.epochs.planner import Window
+from mtrain.data.epochs.windows import Window
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.rows import Rows

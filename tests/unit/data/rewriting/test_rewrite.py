@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from mtrain.data.rewriting.throttle import Throttle
+from mtrain.data.rewriting.rewrite import Throttle
 
 BLOCKS, STEPS = 20, 100
 
