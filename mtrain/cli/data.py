@@ -31,8 +31,8 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
+    from mtrain.data.preparing.check_report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.preparing.inputs import check_corpora
-    from mtrain.data.preparing.report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.reading.digests import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
     from mtrain.training.setup.resolve import resolve_config

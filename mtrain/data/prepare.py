@@ -73,7 +73,7 @@ def prepare_data(
     tokenizer: Tokenizer,
     folder: DataFolder,
     seed: int,
-    expected: str | None = None,
+    trained_on: str | None = None,
     scanner: CorpusScanner | None = None,
     workers: int | None = None,
 ) -> PreparedData:
@@ -85,8 +85,8 @@ def prepare_data(
     In a shared folder, other inputs are an error, because other runs may use the folder. The seed with which
     the folder was begun is used.
 
-    `expected` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the data
-    differs from it; DataError if a corpus is missing, malformed or misaligned, if it changes while it is
+    `trained_on` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the
+    data differs from it; DataError if a corpus is missing, malformed or misaligned, if it changes while it is
     encoded, or if no training pair is left; UsageError if a shared folder was prepared with other settings;
     StorageError if the folder cannot be written.
     """
@@ -94,7 +94,7 @@ def prepare_data(
     if folder.unusable:
         log.warning("%s; encoding the corpus again", folder.unusable)
     inputs = _choose_inputs(data, tokenizer, folder, scanner)
-    if expected not in (None, inputs.fingerprint):
+    if trained_on not in (None, inputs.fingerprint):
         raise ModelError(
             f"{folder.path}: the corpus or the tokenizer changed since the checkpoints of this run were "
             "written; restore it, resume with `mtrain fit --allow-data-change`, or start another run with "

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.data.preparing.report import RecordedFindings, read_findings
+from mtrain.data.preparing.check_report import RecordedFindings, read_findings
 from mtrain.data.store.folder import VALIDATION, read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.regular_files import read_file, read_lines

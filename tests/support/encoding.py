@@ -64,14 +64,14 @@ def prepare_data(
     tokenizer: Tokenizer,
     folder: Path,
     seed: int,
-    expected: str | None = None,
+    trained_on: str | None = None,
     scanner: CorpusScanner | None = None,
     workers: int | None = None,
     run_dir: Path | None = None,
 ) -> PreparedData:
     """Open a data folder, by default `RUN/data`, and call the function of the same name."""
     opened = DataFolder(folder, run_dir or folder.parent, data.folder is not None)
-    return preparation.prepare_data(data, tokenizer, opened, seed, expected, scanner, workers)
+    return preparation.prepare_data(data, tokenizer, opened, seed, trained_on, scanner, workers)
 
 
 def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[int], list[int]]]:

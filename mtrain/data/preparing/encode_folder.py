@@ -15,9 +15,9 @@ from mtrain.config.sections.corpora import Holdout, name_of
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.pairs.rejections import REJECTIONS, Rejections, read_rejections
+from mtrain.data.preparing.check_report import record_findings
 from mtrain.data.preparing.encoder import Encoder
 from mtrain.data.preparing.inputs import has_same_pairs
-from mtrain.data.preparing.report import record_findings
 from mtrain.data.preparing.writer import ShardWriter
 from mtrain.data.reading.digests import SOURCES, content_hash, train_and_validation
 from mtrain.data.reading.parse import read_pairs

@@ -1,4 +1,5 @@
-"""Encodes blocks of the training corpora: from text to rows of token ids."""
+"""Encodes blocks of the training corpora, from text to rows of token ids, and drops unsuitable pairs: those
+that are rejected by the filters, empty, held out for validation, or too long."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ class EncodingTask(NamedTuple):
 
 
 class EncodedBlock(NamedTuple):
-    """The usable pairs of a block, as ids."""
+    """The pairs of a block that are kept, as ids."""
 
     sides: tuple[Rows, Rows]
     numbers: Indices  # of the pairs in their corpus, from 1

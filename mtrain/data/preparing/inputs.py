@@ -191,11 +191,11 @@ def _other_path(data: DataConfig, folder: DataFolder, index: int) -> str | None:
 
 
 def hashes_of_missing(data: DataConfig, folder: DataFolder) -> list[str | None]:
-    """The recorded content hash of each training corpus, then of each validation corpus, that the run reads
-    from the data folder alone; None for the others.
+    """For each corpus, training first, then validation: its recorded content hash if the run reads it from
+    the data folder alone, otherwise None.
 
-    These are the corpora whose files are missing and, if the folder is shared, the datasets on the Hugging
-    Face Hub, provided that the folder is complete and was made from the same corpora.
+    A corpus is read from the folder alone if its files are missing, or if it is a dataset on the Hugging Face
+    Hub and the folder is shared. The folder must be complete, and made from the same corpora.
     """
     corpora, inputs = train_and_validation(data), folder.inputs
     if not inputs or not folder.is_complete:

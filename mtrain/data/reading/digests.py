@@ -69,8 +69,8 @@ class RawFiles:
 
     def record_digests(self, folder: Path) -> None:
         """Record the SHA-256 of the files that were hashed in a data folder, unless all are recorded or the
-        folder is not writable. A file is only recorded if it has certainly not changed since before it was
-        hashed: it has the same stamp, which is older than this object."""
+        folder is not writable. Only files whose stamp is unchanged, and older than this object, are recorded:
+        they certainly contain what was hashed."""
         with suppress(OSError, StorageError):
             stable = {
                 file: digest

@@ -13,9 +13,9 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import batch_order
 from mtrain.data.prepare import PreparedData, make_scanner, open_data, prepare_data
+from mtrain.data.preparing.check_report import log_warnings
 from mtrain.data.preparing.encode_folder import locked_unless_complete
 from mtrain.data.preparing.inputs import check_corpora
-from mtrain.data.preparing.report import log_warnings
 from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory
 from mtrain.distributed.ranks import Json
@@ -131,8 +131,8 @@ def prepare_run(
             record_initial_model(folder.run_dir, initial_model, config.training.init_from)
         if scanner.checks:
             log_warnings(config.data, tokenizer, scanner)
-        expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-        data = prepare_data(config.data, tokenizer, folder, config.seed, expected, scanner, workers)
+        trained_on = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
+        data = prepare_data(config.data, tokenizer, folder, config.seed, trained_on, scanner, workers)
     if checkpoint:
         _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
     choices = vocab_size_choice(config) if adapt_vocab_size else []

@@ -13,7 +13,7 @@ from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.mixing import weights_by_size
-from mtrain.data.preparing.report import check_data
+from mtrain.data.preparing.check_report import check_data
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError

@@ -119,7 +119,7 @@ def test_unchanged_data_is_reused(tmp_path: Path, tokenizer: Tokenizer, encoding
     data = config(tmp_path)
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     stamp = (tmp_path / "data" / "shard-00000.safetensors").stat().st_mtime_ns
-    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on=first.fingerprint)
     assert len(encodings) == 1
     assert (tmp_path / "data" / "shard-00000.safetensors").stat().st_mtime_ns == stamp
     assert second.fingerprint == first.fingerprint
@@ -132,7 +132,7 @@ def test_modification_times_do_not_matter(tmp_path: Path, tokenizer: Tokenizer, 
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     for name in ("train.tsv", "validation.tsv"):
         os.utime(tmp_path / name, (1, 1))
-    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on=first.fingerprint)
     assert len(encodings) == 1
     assert second.fingerprint == first.fingerprint
 
@@ -141,7 +141,7 @@ def test_new_weights_take_effect_without_encoding(tmp_path: Path, tokenizer: Tok
     train = write(tmp_path / "train.tsv", TOY)
     first = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
     heavier = config(tmp_path, {**train, "weight": 3.0})
-    second = prepare_data(heavier, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    second = prepare_data(heavier, tokenizer, tmp_path / "data", seed=1, trained_on=first.fingerprint)
     assert len(encodings) == 1
     assert set(second.train.encoded().weights) == {3.0}
 
@@ -158,7 +158,7 @@ def test_one_changed_byte_changes_the_fingerprint(
     file.write_bytes(content[:-1] + b"x\n" if same_time else b"X" + content[1:])
     os.utime(file, ns=(old, old if same_time else old + 10**9))
     with pytest.raises(ModelError, match="changed"):
-        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on=first.fingerprint)
     assert len(encodings) == 1
     second = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     assert len(encodings) == 2
@@ -251,7 +251,7 @@ def test_a_damaged_record_of_raw_files_is_not_used(tmp_path: Path, tokenizer: To
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     for content in (b"", b"[]", b"{", b'{"a": 1}', b'{"a": {"stamp": 1}}'):
         (tmp_path / "data/sources.json").write_bytes(content)
-        again = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+        again = prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on=first.fingerprint)
         assert again.fingerprint == first.fingerprint
 
 
@@ -264,9 +264,9 @@ def test_a_rejected_corpus_leaves_the_encoded_data_unchanged(
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     file.write_bytes(content + b"one\tmore\n")
     with pytest.raises(ModelError):
-        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on=first.fingerprint)
     file.write_bytes(content)
-    again = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    again = prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on=first.fingerprint)
     assert len(encodings) == 1
     assert rows(again) == rows(first)
 
@@ -274,17 +274,17 @@ def test_a_rejected_corpus_leaves_the_encoded_data_unchanged(
 def test_data_with_an_unexpected_fingerprint_is_an_error(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path)
     with pytest.raises(ModelError):  # the encoded data is gone and the corpus has changed
-        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on="0" * 64)
     prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     with pytest.raises(ModelError):
-        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on="0" * 64)
 
 
 def test_deleted_data_is_encoded_again_identically(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path, validation={"holdout": 10})
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = rows(first)
-    second = prepare_data(data, tokenizer, tmp_path / "elsewhere", seed=1, expected=first.fingerprint)
+    second = prepare_data(data, tokenizer, tmp_path / "elsewhere", seed=1, trained_on=first.fingerprint)
     assert rows(second) == before
     assert second.validation == first.validation
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data.preparing.report import check_data
+from mtrain.data.preparing.check_report import check_data
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.marian import import_marian

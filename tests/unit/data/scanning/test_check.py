@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.sections.filters import Filters
-from mtrain.data.preparing.report import check_data, format_report, list_warnings
+from mtrain.data.preparing.check_report import check_data, format_report, list_warnings
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import toy_pairs
 from mtrain.data.scanning import check

@@ -14,7 +14,7 @@ import yaml
 from mtrain import progress_bar
 from mtrain.config.sections.corpora import ToyCorpus
 from mtrain.data import Pair
-from mtrain.data.preparing.report import check_data
+from mtrain.data.preparing.check_report import check_data
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning import samples

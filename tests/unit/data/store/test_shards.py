@@ -437,7 +437,7 @@ def test_data_of_an_older_layout_is_encoded_again(tmp_path: Path, tokenizer: Tok
     summary = {"fingerprint": fingerprint, "kept": [300], "dropped": {}}
     (tmp_path / "data/summary.json").write_text(json.dumps(summary))
     for times in (1, 1):
-        prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=fingerprint)
+        prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1, trained_on=fingerprint)
         assert text_of(prepared, tokenizer) == TOY
         assert (
             caplog.text.count("was written by another version of mtrain; encoding the corpus again") == times
