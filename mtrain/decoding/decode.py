@@ -15,7 +15,6 @@ from mtrain.decoding.search.forced import cross_attention
 from mtrain.decoding.search.mbr import rank, sentence_metric
 from mtrain.decoding.search.search import search
 from mtrain.decoding.split import Part
-from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.incremental import DecodingTransformer
@@ -42,6 +41,17 @@ class Ensemble(NamedTuple, Generic[Model]):
 
 
 DecodingEnsemble = Ensemble[DecodingTransformer]  # prepared for decoding
+
+
+class DecodingTask(NamedTuple):
+    """Parts to decode, and what is wanted of each."""
+
+    config: DecodingConfig
+    parts: Sequence[Part]
+    target_lang: str  # in which `decoding.mbr` compares hypotheses
+    n_best: int = 1  # translations of each part
+    alignments: bool = False
+    scored: bool = True  # if False, scores and log-probabilities are NaN, and greedy search is faster
 
 
 def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEnsemble:

@@ -18,9 +18,8 @@ import torch
 
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import in_batches
-from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
+from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch, for_decoding
 from mtrain.decoding.split import Part
-from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import make_decoder
 from mtrain.device import thread_pool
