@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mtrain.decoding.alignment import Floats
+from mtrain.decoding.alignment import FloatMatrix
 from mtrain.decoding.batches import in_batches, padded, position_limit
 from mtrain.decoding.search.forced import layer_attention
 from mtrain.model.build import evaluating
@@ -57,7 +57,9 @@ def choose_alignment_layer(
 
 
 def best_layer(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: Sequence[Sequence[Floats]]
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    attention: Sequence[Sequence[FloatMatrix]],
 ) -> int:
     """The layer whose attention agrees best with a statistical alignment of the same sentence pairs.
 
@@ -79,7 +81,7 @@ def best_layer(
     return int(np.argmax(agreements))
 
 
-def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Floats]:
+def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[FloatMatrix]:
     """Posterior probabilities (T, S), for each pair, that a target token is aligned to a source token.
 
     The rows sum to less than 1; the remainder is the probability that the token is not aligned.

@@ -29,13 +29,13 @@ _SOURCE_MULTIPLE = 4
 NOT_FINITE = "the model's outputs are not finite; its weights are damaged, or try fp32 precision"
 
 
-Model = TypeVar("Model", Transformer, DecodingTransformer)
+AnyTransformer = TypeVar("AnyTransformer", Transformer, DecodingTransformer)
 
 
-class Ensemble(NamedTuple, Generic[Model]):
+class Ensemble(NamedTuple, Generic[AnyTransformer]):
     """One or more models that decode together, and their tokenizer."""
 
-    models: Sequence[Model]
+    models: Sequence[AnyTransformer]
     tokenizer: Tokenizer
     device: torch.device
 

@@ -8,7 +8,7 @@ from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.workers import Workers
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.errors import is_recoverable
 
 _TASK = TypeAdapter(DecodingTask)
@@ -57,7 +57,7 @@ class SharedWorkers:
 
     def _decode(
         self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
-    ) -> list[Json]:
+    ) -> list[JsonValue]:
         """Decode the share of this rank. Returns the results of all ranks."""
         parts = task.parts[self.ranks.rank :: self.ranks.size]
         with self.ranks.agreed():

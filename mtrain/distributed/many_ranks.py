@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mtrain.device import find_accelerator, resolve_device
 from mtrain.distributed.launch import Launch, read_launch, require_complete_launch
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
 from mtrain.errors import MtrainError, UsageError, is_out_of_memory, is_recoverable
 from mtrain.kernels.undocumented import undocumented
@@ -151,7 +151,7 @@ class ManyRanks(Ranks):
 
         return complete
 
-    def broadcast(self, value: Json, preparing: bool = False) -> Json:
+    def broadcast(self, value: JsonValue, preparing: bool = False) -> JsonValue:
         group, content = self._preparing if preparing else self._waiting, _encode(value)
         with self.watched():
             size = torch.tensor([len(content)])
@@ -161,7 +161,7 @@ class ManyRanks(Ranks):
             dist.broadcast(content, src=0, group=group)
         return value if self.is_first else _decode(content)
 
-    def gather(self, value: Json) -> list[Json]:
+    def gather(self, value: JsonValue) -> list[JsonValue]:
         content, sizes = _encode(value), torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(content)
         with self.watched():
@@ -218,7 +218,7 @@ def _identify_gpu(device: torch.device, host: str) -> str | None:
     return f"{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)} on {host}"
 
 
-def _rebuild_error(rank: int, failure: Json) -> Exception:
+def _rebuild_error(rank: int, failure: JsonValue) -> Exception:
     """The error that another process has raised."""
     message = failure["error"] if rank == 0 else f"rank {rank}: {failure['error']}"
     if failure["code"] is None:
@@ -227,9 +227,9 @@ def _rebuild_error(rank: int, failure: Json) -> Exception:
     return next(kinds)(message)
 
 
-def _encode(value: Json) -> Tensor:
+def _encode(value: JsonValue) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _decode(content: Tensor) -> Json:
+def _decode(content: Tensor) -> JsonValue:
     return json.loads(content.numpy().tobytes())

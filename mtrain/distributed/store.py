@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.distributed.launch import Launch
-from mtrain.distributed.ranks import Json
+from mtrain.distributed.ranks import JsonValue
 from mtrain.errors import DistributedError, is_out_of_memory
 
 START_TIMEOUT = timedelta(minutes=30)  # for all ranks to start
@@ -124,7 +124,7 @@ class RankStore:
                 raise DistributedError(f"{_names(missing)} did not answer within {START_TIMEOUT}")
             time.sleep(pause := min(2 * pause, 0.5))
 
-    def exchange(self, value: Json) -> list[Json]:
+    def exchange(self, value: JsonValue) -> list[JsonValue]:
         """The values that all ranks give. Raises DistributedError if a rank ends before it gives one, or does
         not give one in time."""
         self._rounds += 1
@@ -140,11 +140,11 @@ class RankStore:
             raise self._ended(ends)
         return False
 
-    def _leave_note(self, key: str, note: Json) -> None:
+    def _leave_note(self, key: str, note: JsonValue) -> None:
         """Leave a note that the other ranks can read even when this one has ended."""
         self._store.set(f"{key}/{self.rank}", json.dumps(note))
 
-    def _notes(self, key: str, ranks: Sequence[int]) -> dict[int, Json]:
+    def _notes(self, key: str, ranks: Sequence[int]) -> dict[int, JsonValue]:
         found = [rank for rank in ranks if self._store.check([f"{key}/{rank}"])]
         return {rank: json.loads(self._store.get(f"{key}/{rank}")) for rank in found}
 
@@ -208,7 +208,7 @@ class RankStore:
         what = "did not respond in time" if is_late else "ended without a message; perhaps it was killed"
         return LostRankError(f"{self._describe(missing)} {what}; run the same command again to resume")
 
-    def _ended(self, ends: Mapping[int, Json]) -> LostRankError:
+    def _ended(self, ends: Mapping[int, JsonValue]) -> LostRankError:
         rank, message = min(ends.items())
         return LostRankError(f"{self._describe([rank])} ended: {message}")
 

@@ -22,7 +22,7 @@ from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.errors import UsageError
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
@@ -82,10 +82,10 @@ class ThreadRanks(Ranks):
         super().__init__(torch.device("cpu"))
         self.rank, self.meeting, self.sent = rank, meeting, sent
 
-    def broadcast(self, value: Json, preparing: bool = False) -> Json:
+    def broadcast(self, value: JsonValue, preparing: bool = False) -> JsonValue:
         return self.gather(value)[0]
 
-    def gather(self, value: Json) -> list[Json]:
+    def gather(self, value: JsonValue) -> list[JsonValue]:
         self.sent[self.rank] = json.dumps(value)
         self.meeting.wait()
         found = [json.loads(text) for text in self.sent]
