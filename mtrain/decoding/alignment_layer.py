@@ -31,13 +31,12 @@ def choose_alignment_layer(
     `pairs` are source and target lines, such as validation data. The first of them are used, up to the limits
     above. The training mode of the model is restored.
     """
-    encoded = zip(
-        tokenizer.encode_source([source for source, _ in pairs[:_PAIRS]]),
-        tokenizer.encode_target([target for _, target in pairs[:_PAIRS]]),
-        strict=True,
-    )
+    sources = tokenizer.encode_source([source for source, _ in pairs[:_PAIRS]])
+    targets = tokenizer.encode_target([target for _, target in pairs[:_PAIRS]])
     longest = min(_LENGTH, position_limit([model]) or _LENGTH)
-    kept = [pair for pair in encoded if all(0 < len(ids) < longest for ids in pair)]
+    kept = [
+        pair for pair in zip(sources, targets, strict=True) if all(0 < len(ids) < longest for ids in pair)
+    ]
     if not kept:
         return None
     links = np.cumsum([(len(source) + 1) * len(target) for source, target in kept])
@@ -48,8 +47,8 @@ def choose_alignment_layer(
     with evaluating(model):
         for rows in in_batches([max(map(len, pair)) for pair in kept], _BATCH_TOKENS):
             source, keep = padded([[*kept[row][0], special.eos] for row in rows], special.pad, device)
-            targets, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)
-            of_batch = layer_attention(model, source, keep, targets)
+            target, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)
+            of_batch = layer_attention(model, source, keep, target)
             for of_layer, weights in zip(attention, of_batch, strict=True):
                 of_layer.extend(weights.float().cpu().numpy())
             order += rows

@@ -107,13 +107,8 @@ class Workers:
         """Decode a batch in this process, or in a worker process if another thread is decoding here."""
         if not self._decoding.acquire(blocking=False):
             process = self._free_process()
-            if process is not None:
-                try:
-                    return self._send(process, task)
-                except WorkerEndedError as error:
-                    if not self._remove(process, error):
-                        raise
-            return decode_batch(self.ensemble, task)
+            found = None if process is None else self._send(process, task)
+            return decode_batch(self.ensemble, task) if found is None else found
         start = time.perf_counter()
         try:
             return decode_batch(self.ensemble, task)
@@ -121,12 +116,15 @@ class Workers:
             self._seconds += time.perf_counter() - start
             self._decoding.release()
 
-    def _send(self, process: WorkerProcess, task: DecodingTask) -> list[list[Translation]]:
+    def _send(self, process: WorkerProcess, task: DecodingTask) -> list[list[Translation]] | None:
+        """Decode a batch in a worker process; None if the process has ended."""
         self.sent += 1
         try:
             found: list[list[Translation]] = process.call(task)
-        except WorkerEndedError:
-            raise
+        except WorkerEndedError as error:
+            if not self._remove(process, error):
+                raise
+            return None
         except Exception:  # raised by decoding, so the process is still usable
             self._free.put(process)
             raise

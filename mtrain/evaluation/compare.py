@@ -48,7 +48,9 @@ def compare_systems(
     """
     for hypotheses in systems.values():
         require_equal_counts(hypotheses, references)
-    _require_seed()
+    seed = os.environ.get("SACREBLEU_SEED", "none")
+    if seed.lower() != "none" and not seed.isdecimal():
+        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 0 or to none")
     named: list[tuple[str, Sequence[str]]] = [
         (name, list(hypotheses)) for name, hypotheses in systems.items()
     ]
@@ -77,9 +79,3 @@ def _paired_score(system: str, resampled: str | Result, shuffled: str | Result) 
         bootstrap_p=None if resampled.p_value is None else float(resampled.p_value),
         randomization_p=None if shuffled.p_value is None else float(shuffled.p_value),
     )
-
-
-def _require_seed() -> None:
-    seed = os.environ.get("SACREBLEU_SEED", "none")
-    if seed.lower() != "none" and not seed.isdecimal():
-        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 0 or to none")

@@ -161,9 +161,7 @@ def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
     for group in groups:
         found = [name for name in group if name in theirs]
         for name in found[1:]:
-            if theirs[name].shape != theirs[found[0]].shape or not torch.equal(
-                theirs[name], theirs[found[0]]
-            ):
+            if not torch.equal(theirs[name], theirs[found[0]]):
                 raise ModelError(f"{file}: {found[0]} and {name} differ, but config.json ties them")
         theirs.update({name: theirs[found[0]] for name in group if found})
 

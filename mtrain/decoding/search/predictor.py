@@ -74,7 +74,8 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
 class Predictor:
     """Decodes B sentences, each in K rows, with one model or an ensemble of models that share a vocabulary.
 
-    An ensemble averages probabilities, as Marian, fairseq and Sockeye do.
+    An ensemble averages probabilities, as Marian, fairseq and Sockeye do. Its models must not project logits
+    in low precision; see `for_decoding`.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Predictor:
         most, are corrected.
         """
         log_normalizers = log_normalizers.view_as(live)
-        low_precision = self._projects_in_low_precision()
+        low_precision = self.models[0].projects_in_low_precision()
         found = beam_topk(logits, live - log_normalizers, max(k, 2) if low_precision else k)
         if not low_precision:
             return found
@@ -164,24 +165,13 @@ class Predictor:
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The most probable token (N) of each row, and its logit (N). Like `topk`, but without the
         normalizers, which take longer to compute than the rest."""
-        low_precision = self._projects_in_low_precision()
+        low_precision = self.models[0].projects_in_low_precision()
         values, tokens = row_topk(logits, 2 if low_precision else 1)
         if low_precision:
             exact = _recomputed(self.models[0], values, self.hidden[:, None], tokens)
             values, order = exact.max(dim=1, keepdim=True)
             tokens = tokens.gather(1, order)
         return tokens[:, 0], values[:, 0]
-
-    def log_probs(self, logits: Tensor, log_normalizers: Tensor, tokens: Tensor) -> Tensor:
-        """The log-probabilities (N, 1) of one token (N, 1) of each row. The other arguments are as in
-        `topk`."""
-        if not self._projects_in_low_precision():
-            return logits.gather(1, tokens) - log_normalizers
-        return log_probs_of(self.models[0], self.hidden, logits, log_normalizers, tokens)
-
-    def _projects_in_low_precision(self) -> bool:
-        """Whether the last logits were projected in low precision and can be recomputed."""
-        return len(self.models) == 1 and self.models[0].projects_in_low_precision()
 
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""
