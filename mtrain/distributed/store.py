@@ -180,29 +180,26 @@ class RankStore:
         """Find out which ranks are lost, after an error of the connection: they have reported why they ended,
         or do not answer, or have not noticed that the connection is lost because they hang. No rank can be
         named if the store is lost, too."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        is_late = re.search(r"[Tt]imed? ?out", str(error))
+        deadline = time.monotonic() + GRACE
         try:
-            return self._find_lost_ranks(error)
+            self._store.set("ask", "")
+            self._leave_note("lost", True)
+            while True:
+                ends, lost = self._notes("end", others), self._notes("lost", others)
+                if ends or len(lost) == len(others) or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            here = lost if is_late or ends else lost | self._notes("here", others)
         except RuntimeError:
             host = os.environ.get("MASTER_ADDR")
             return LostRankError(
                 f"the connection between the ranks is lost: {_first_line(error)}; torchrun on {host} "
                 "does not respond either; look at that machine, then run the same command again to resume"
             )
-
-    def _find_lost_ranks(self, error: RuntimeError) -> LostRankError:
-        self._store.set("ask", "")
-        self._leave_note("lost", True)
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        deadline = time.monotonic() + GRACE
-        while True:
-            ends, lost = self._notes("end", others), self._notes("lost", others)
-            if ends or len(lost) == len(others) or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
         if ends:
             return self._ended(ends)
-        is_late = re.search(r"[Tt]imed? ?out", str(error))
-        here = lost if is_late else lost | self._notes("here", others)
         if not (missing := [rank for rank in others if rank not in here]):
             return LostRankError(f"the connection between the ranks is lost: {_first_line(error)}")
         what = "did not respond in time" if is_late else "ended without a message; perhaps it was killed"
