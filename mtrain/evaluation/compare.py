@@ -51,9 +51,7 @@ def compare_systems(
     seed = os.environ.get("SACREBLEU_SEED", "none")
     if seed.lower() != "none" and not seed.isdecimal():
         raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 0 or to none")
-    named: list[tuple[str, Sequence[str]]] = [
-        (name, list(hypotheses)) for name, hypotheses in systems.items()
-    ]
+    named = list(systems.items())
     present: Any = without_blank(references)  # the type hints of sacreBLEU lack None
     signatures, bootstrap = PairedTest(named, metrics, present, "bs")()
     randomization_test = PairedTest(named, metrics, present, "ar")

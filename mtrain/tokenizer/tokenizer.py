@@ -107,8 +107,7 @@ def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The SentencePiece models of a `tokenizer/` folder (one or two), and its JSON vocabularies, if any."""
     models = _one_or_two(folder, "joint.model", "source.model", "target.model")
     mapped = any((folder / name).exists() for name in MAPPINGS)
-    joint, source, target = MAPPINGS
-    return models, _one_or_two(folder, joint, source, target) if mapped else []
+    return models, _one_or_two(folder, *MAPPINGS) if mapped else []
 
 
 def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]:
