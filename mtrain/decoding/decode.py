@@ -79,16 +79,19 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
     found = search(ensemble.models, source, keep, config, prefixes, keys, task.scored)
     for row, part in enumerate(parts):
         possible = _possible(found[row], ensemble.models, config, part)
-        found[row] = _ranked(possible, ensemble.tokenizer, config, task.target_lang)[: task.n_best]
+        if config.mbr is not None:
+            texts = ensemble.tokenizer.decode([h.ids for h in possible])
+            possible = [possible[i] for i in rank(texts, sentence_metric(config.mbr, task.target_lang))]
+        found[row] = possible[: task.n_best]
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     aligned = None
     if task.alignments:
         aligned = _align(ensemble, config.alignment_layer, parts, source, keep, found, decoded)
-    texts = iter(decoded)
+    remaining = iter(decoded)
     return [
         [
             Translation(
-                next(texts),
+                next(remaining),
                 h.score if task.scored else math.nan,
                 h.log_prob if task.scored else math.nan,
                 len(h.ids) + h.finished,
@@ -119,16 +122,6 @@ def _possible(
 
 def _weights_are_finite(models: Sequence[DecodingTransformer]) -> bool:
     return all(bool(weight.isfinite().all()) for model in models for weight in model.transformer.parameters())
-
-
-def _ranked(
-    hypotheses: list[Hypothesis], tokenizer: Tokenizer, config: DecodingConfig, target_lang: str
-) -> list[Hypothesis]:
-    """The hypotheses of a sentence, best first by `decoding.mbr` if it is set."""
-    if config.mbr is None:
-        return hypotheses
-    texts = tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
-    return [hypotheses[i] for i in rank(texts, sentence_metric(config.mbr, target_lang))]
 
 
 def _align(

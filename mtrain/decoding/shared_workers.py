@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pydantic import TypeAdapter
 
 from mtrain.decoding.decode import DecodingTask
-from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
-from mtrain.decoding.workers import Workers
+from mtrain.decoding.workers import Decoded, Workers
 from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.errors import is_recoverable
 
@@ -37,9 +36,7 @@ class SharedWorkers:
                 if not is_recoverable(error):  # otherwise, rank 0 handles it
                     raise
 
-    def decode(
-        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
-    ) -> list[list[Translation]]:
+    def decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[list[Translation]]:
         """Like `Workers.decode`, on rank 0. `decoded` is called with the parts of the other ranks last."""
         parts = task.parts
         # Neighbors in the order of length go to different ranks, which thus have equal amounts of work.
@@ -55,9 +52,7 @@ class SharedWorkers:
                     decoded(parts[row], found)
         return results
 
-    def _decode(
-        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
-    ) -> list[JsonValue]:
+    def _decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[JsonValue]:
         """Decode the share of this rank. Returns the results of all ranks."""
         parts = task.parts[self.ranks.rank :: self.ranks.size]
         with self.ranks.agreed():

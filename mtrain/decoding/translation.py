@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from mtrain.decoding.alignment import Alignment
@@ -46,10 +46,8 @@ class Translation:
 
     def _as_dict(self) -> dict[str, Any]:
         """The fields by name, without `n_best`; the alignment only if it was requested."""
-        known = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "n_best"}
-        if self.alignment is None:
-            del known["alignment"]
-        return known
+        left_out = {"n_best"} if self.alignment is not None else {"n_best", "alignment"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 def json_line(value: object) -> str:

@@ -34,6 +34,8 @@ SHORT = 16  # tokens that a shorter line counts as, because the logits of each r
 START_AFTER = 3.0
 _PATIENCE = 10.0  # seconds to wait for a thread that prepares a process which was killed
 
+Decoded = Callable[[Part, list[Translation]], object]  # called with a part and its translations
+
 
 class Workers:
     """Decodes batches on `count` threads and in up to `count - 1` worker processes, which hold copies of the
@@ -64,9 +66,7 @@ class Workers:
         self._preparing: list[threading.Thread] = []  # that prepare processes
         self._end = weakref.finalize(self, _end, self._pid, self._processes, self._preparing)
 
-    def decode(
-        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
-    ) -> list[list[Translation]]:
+    def decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[list[Translation]]:
         """Like `decode_batch`, but for any number of parts, in batches of similar length. `decoded` is called
         with each part and its translations, once those of all longer parts are known, too."""
         if os.getpid() != self._pid:  # the threads and processes are the parent's
