@@ -44,10 +44,14 @@ DecodingEnsemble = Ensemble[DecodingTransformer]  # prepared for decoding
 
 
 class DecodingTask(NamedTuple):
-    """Parts to decode, and what is wanted of each."""
+    """Parts to decode, and what is wanted of each.
+
+    Its fields have types that pydantic serializes without calling Python, such as lists: an interrupt in such
+    a call would become an error of pydantic.
+    """
 
     config: DecodingConfig
-    parts: Sequence[Part]
+    parts: list[Part]
     target_lang: str  # in which `decoding.mbr` compares hypotheses
     n_best: int = 1  # translations of each part
     alignments: bool = False
