@@ -110,9 +110,7 @@ def cpu_has_bf16() -> bool:
     if hasattr(torch.cpu, "get_capabilities"):  # in newer versions
         capabilities = torch.cpu.get_capabilities()
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_tile"))
-    queries = (
-        undocumented(f"cpu.{name}") for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    )
+    queries = map(undocumented, ("cpu._is_avx512_bf16_supported", "cpu._is_amx_tile_supported"))
     return any(query() for query in queries if query is not None)
 
 
@@ -247,7 +245,7 @@ def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
     An ordinary copy at that time would also wait for all work queued on the device in the meantime.
     """
     if values.device.type != "cuda":
-        current: list[float] = values.tolist()
+        current = values.tolist()
         return lambda: current
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
@@ -256,8 +254,7 @@ def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
 
     def read() -> list[float]:
         copied.synchronize()
-        numbers: list[float] = host.tolist()
-        return numbers
+        return host.tolist()
 
     return read
 

@@ -230,7 +230,9 @@ class WorkerPool:
                 while pending:
                     pending.extend(islice(upcoming, 1))
                     task, future = pending.popleft()
-                    yield task, _result(future, check)
+                    while not wait([future], _POLL).done:
+                        check()
+                    yield task, future.result()
             except (KeyboardInterrupt, CancelledError):
                 self.close()
                 raise
@@ -248,12 +250,6 @@ class WorkerPool:
     def close(self) -> None:
         """End the processes."""
         self._end()
-
-
-def _result(future: Future[Result], check: Callable[[], object]) -> Result:
-    while not wait([future], _POLL).done:
-        check()
-    return future.result()
 
 
 def _kill_all(pid: int, processes: list[WorkerProcess]) -> None:

@@ -24,7 +24,7 @@ from mtrain.storage.manifest import INFO, MANIFEST, read_json
 from mtrain.version import __version__
 
 Text = Annotated[str, Field(max_length=1000)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+Total = Annotated[int, Field(ge=0, lt=2**63)]
 Value = Annotated[float, Field(allow_inf_nan=False)]
 _IMPORT = "can be imported with `mtrain import`"
 RUN_HEADER = "# Written by mtrain: the resolved config of this run.\n"  # of RUN/config.yaml
@@ -41,7 +41,7 @@ class Score(_Part):
 
     set: Text  # its name
     split: Literal["validation", "test"]
-    sentences: Count | None = None
+    sentences: Total | None = None
     metric: Text  # such as `bleu`
     title: Text  # such as `BLEU`
     value: Value
@@ -57,7 +57,7 @@ class CorpusInfo(_Part):
     """A corpus, as it was when it was encoded."""
 
     name: Text  # without the folders of a local file
-    pairs: Count | None = None  # that were trained on
+    pairs: Total | None = None  # that were trained on
     sha256: Text | None = None  # of its contents
     hub: Text | None = None  # the name of a dataset on the Hugging Face Hub
 
@@ -73,9 +73,9 @@ class DataInfo(_Part):
 class TrainingInfo(_Part):
     """How long a model was trained."""
 
-    steps: Count
-    epochs: Count | None = None  # that were complete
-    target_tokens: Count | None = None
+    steps: Total
+    epochs: Total | None = None  # that were complete
+    target_tokens: Total | None = None
     seconds: Value | None = None
 
 
@@ -101,7 +101,7 @@ class ExportInfo(_Part):
 
     format: Format
     quantization: Text | None = None
-    parameters: Count
+    parameters: Total
     config: ModelFolderConfig
     changed: bool = False  # whether other settings than those of the model were exported
 

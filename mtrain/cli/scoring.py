@@ -44,7 +44,7 @@ def score(
     output: options.OutputFile = None,
     from_: options.From = None,
     to: options.To = None,
-    ensemble: options.Ensemble = None,
+    ensemble: options.FurtherModels = None,
     batch_tokens: options.BatchTokens = None,
     json_: Annotated[
         bool, Option("--json", help="Print one JSON object per line, which also has the tokens.")

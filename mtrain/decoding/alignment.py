@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Alignment = tuple[tuple[int, int], ...]  # (source word, target word), counted from 0
-Floats = npt.NDArray[np.float64] | npt.NDArray[np.float32]
+FloatMatrix = npt.NDArray[np.floating]
 
 
 def words_at(text: str, positions: Sequence[int]) -> list[int]:
@@ -17,7 +17,7 @@ def words_at(text: str, positions: Sequence[int]) -> list[int]:
     return [min(bisect_right(ends, position), len(ends) - 1) for position in positions]
 
 
-def align(attention: Floats, source: Sequence[int], target: Sequence[int]) -> Alignment:
+def align(attention: FloatMatrix, source: Sequence[int], target: Sequence[int]) -> Alignment:
     """Align each target word to the source word that it attends to most, summed over tokens.
 
     `attention` (T, S) is from target to source tokens; tokens after the last word, such as EOS, are ignored.

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mtrain.decoding.alignment import Floats
+from mtrain.decoding.alignment import FloatMatrix
 from mtrain.decoding.batches import in_batches, padded, position_limit
 from mtrain.decoding.search.forced import layer_attention
 from mtrain.model.build import evaluating
@@ -31,13 +31,12 @@ def choose_alignment_layer(
     `pairs` are source and target lines, such as validation data. The first of them are used, up to the limits
     above. The training mode of the model is restored.
     """
-    encoded = zip(
-        tokenizer.encode_source([source for source, _ in pairs[:_PAIRS]]),
-        tokenizer.encode_target([target for _, target in pairs[:_PAIRS]]),
-        strict=True,
-    )
+    sources = tokenizer.encode_source([source for source, _ in pairs[:_PAIRS]])
+    targets = tokenizer.encode_target([target for _, target in pairs[:_PAIRS]])
     longest = min(_LENGTH, position_limit([model]) or _LENGTH)
-    kept = [pair for pair in encoded if all(0 < len(ids) < longest for ids in pair)]
+    kept = [
+        pair for pair in zip(sources, targets, strict=True) if all(0 < len(ids) < longest for ids in pair)
+    ]
     if not kept:
         return None
     links = np.cumsum([(len(source) + 1) * len(target) for source, target in kept])
@@ -48,8 +47,8 @@ def choose_alignment_layer(
     with evaluating(model):
         for rows in in_batches([max(map(len, pair)) for pair in kept], _BATCH_TOKENS):
             source, keep = padded([[*kept[row][0], special.eos] for row in rows], special.pad, device)
-            targets, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)
-            of_batch = layer_attention(model, source, keep, targets)
+            target, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)
+            of_batch = layer_attention(model, source, keep, target)
             for of_layer, weights in zip(attention, of_batch, strict=True):
                 of_layer.extend(weights.float().cpu().numpy())
             order += rows
@@ -57,7 +56,9 @@ def choose_alignment_layer(
 
 
 def best_layer(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: Sequence[Sequence[Floats]]
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    attention: Sequence[Sequence[FloatMatrix]],
 ) -> int:
     """The layer whose attention agrees best with a statistical alignment of the same sentence pairs.
 
@@ -79,7 +80,7 @@ def best_layer(
     return int(np.argmax(agreements))
 
 
-def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Floats]:
+def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[FloatMatrix]:
     """Posterior probabilities (T, S), for each pair, that a target token is aligned to a source token.
 
     The rows sum to less than 1; the remainder is the probability that the token is not aligned.

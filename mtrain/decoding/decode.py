@@ -15,7 +15,6 @@ from mtrain.decoding.search.forced import cross_attention
 from mtrain.decoding.search.mbr import rank, sentence_metric
 from mtrain.decoding.search.search import search
 from mtrain.decoding.split import Part
-from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.incremental import DecodingTransformer
@@ -30,18 +29,33 @@ _SOURCE_MULTIPLE = 4
 NOT_FINITE = "the model's outputs are not finite; its weights are damaged, or try fp32 precision"
 
 
-Model = TypeVar("Model", Transformer, DecodingTransformer)
+AnyTransformer = TypeVar("AnyTransformer", Transformer, DecodingTransformer)
 
 
-class Ensemble(NamedTuple, Generic[Model]):
+class Ensemble(NamedTuple, Generic[AnyTransformer]):
     """One or more models that decode together, and their tokenizer."""
 
-    models: Sequence[Model]
+    models: Sequence[AnyTransformer]
     tokenizer: Tokenizer
     device: torch.device
 
 
 DecodingEnsemble = Ensemble[DecodingTransformer]  # prepared for decoding
+
+
+class DecodingTask(NamedTuple):
+    """Parts to decode, and what is wanted of each.
+
+    Its fields have types that pydantic serializes without calling Python, such as lists: an interrupt in such
+    a call would become an error of pydantic.
+    """
+
+    config: DecodingConfig
+    parts: list[Part]
+    target_lang: str  # in which `decoding.mbr` compares hypotheses
+    n_best: int = 1  # translations of each part
+    alignments: bool = False
+    scored: bool = True  # if False, scores and log-probabilities are NaN, and greedy search is faster
 
 
 def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEnsemble:
@@ -69,16 +83,19 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
     found = search(ensemble.models, source, keep, config, prefixes, keys, task.scored)
     for row, part in enumerate(parts):
         possible = _possible(found[row], ensemble.models, config, part)
-        found[row] = _ranked(possible, ensemble.tokenizer, config, task.target_lang)[: task.n_best]
+        if config.mbr is not None:
+            texts = ensemble.tokenizer.decode([h.ids for h in possible])
+            possible = [possible[i] for i in rank(texts, sentence_metric(config.mbr, task.target_lang))]
+        found[row] = possible[: task.n_best]
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     aligned = None
     if task.alignments:
         aligned = _align(ensemble, config.alignment_layer, parts, source, keep, found, decoded)
-    texts = iter(decoded)
+    remaining = iter(decoded)
     return [
         [
             Translation(
-                next(texts),
+                next(remaining),
                 h.score if task.scored else math.nan,
                 h.log_prob if task.scored else math.nan,
                 len(h.ids) + h.finished,
@@ -109,16 +126,6 @@ def _possible(
 
 def _weights_are_finite(models: Sequence[DecodingTransformer]) -> bool:
     return all(bool(weight.isfinite().all()) for model in models for weight in model.transformer.parameters())
-
-
-def _ranked(
-    hypotheses: list[Hypothesis], tokenizer: Tokenizer, config: DecodingConfig, target_lang: str
-) -> list[Hypothesis]:
-    """The hypotheses of a sentence, best first by `decoding.mbr` if it is set."""
-    if config.mbr is None:
-        return hypotheses
-    texts = tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
-    return [hypotheses[i] for i in rank(texts, sentence_metric(config.mbr, target_lang))]
 
 
 def _align(

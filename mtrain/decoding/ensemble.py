@@ -14,18 +14,14 @@ def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[L
     cannot decode together."""
     loaded = [load_model(folder, overrides) for folder in folders]
     for (path, first), (folder, other) in combinations(zip(folders, loaded, strict=True), 2):
-        _check_ensemble(path, first, folder, other)
+        if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
+            raise ModelError(f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one")
+        if first.config.language_tags != other.config.language_tags:
+            found = f"is {other.config.language_tags}, but {first.config.language_tags} in {path}"
+            cure = "the models of an ensemble must have the same"
+            raise ModelError(f"{folder}: language_tags {found}; {cure}")
+        ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
+        if not ours.agrees_with(theirs):
+            found = f"translates {theirs}, but {path} {ours}"
+            raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")
     return loaded
-
-
-def _check_ensemble(path: Path, first: LoadedModel, folder: Path, other: LoadedModel) -> None:
-    """Raise ModelError if the model of `folder` cannot be in an ensemble with the first one, of `path`."""
-    if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
-        raise ModelError(f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one")
-    if first.config.language_tags != other.config.language_tags:
-        found = f"language_tags is {other.config.language_tags}, but {first.config.language_tags} in {path}"
-        raise ModelError(f"{folder}: {found}; the models of an ensemble must have the same")
-    ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
-    if not ours.agrees_with(theirs):
-        found = f"translates {theirs}, but {path} {ours}"
-        raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")

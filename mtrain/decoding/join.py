@@ -7,8 +7,8 @@ from itertools import accumulate, chain, zip_longest
 
 from mtrain.config.languages import sentence_separator
 from mtrain.decoding.alignment import words_at
+from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.split import LINE_BREAK
-from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 
 

@@ -1,14 +1,17 @@
 """Decoding that several ranks share."""
 
 from collections.abc import Callable
-from typing import Any
 
-from mtrain.decoding.split import Part
-from mtrain.decoding.task import DecodingTask
-from mtrain.decoding.translation import Translation, from_fields, to_fields
-from mtrain.decoding.workers import Workers
-from mtrain.distributed.ranks import Ranks
+from pydantic import TypeAdapter
+
+from mtrain.decoding.decode import DecodingTask
+from mtrain.decoding.translation import Translation
+from mtrain.decoding.workers import Decoded, Workers
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.errors import is_recoverable
+
+_TASK = TypeAdapter(DecodingTask)
+_SHARE = TypeAdapter(list[list[Translation]])  # the translations of some parts
 
 
 class SharedWorkers:
@@ -28,34 +31,30 @@ class SharedWorkers:
             return
         while (task := self.ranks.broadcast(None)) is not None:
             try:
-                self._decode(DecodingTask.from_fields(task))
+                self._decode(_TASK.validate_python(task))
             except Exception as error:
                 if not is_recoverable(error):  # otherwise, rank 0 handles it
                     raise
 
-    def decode(
-        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
-    ) -> list[list[Translation]]:
+    def decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[list[Translation]]:
         """Like `Workers.decode`, on rank 0. `decoded` is called with the parts of the other ranks last."""
         parts = task.parts
         # Neighbors in the order of length go to different ranks, which thus have equal amounts of work.
         order = sorted(range(len(parts)), key=lambda row: len(parts[row].source))
         shared_task = task._replace(parts=[parts[row] for row in order])
-        self.ranks.broadcast(shared_task.to_fields())
+        self.ranks.broadcast(_TASK.dump_python(shared_task, mode="json"))
         shares = self._decode(shared_task, decoded)
         results: list[list[Translation]] = [[]] * len(parts)
         for rank, share in enumerate(shares):
-            for row, found in zip(order[rank :: len(shares)], from_fields(share), strict=True):
+            for row, found in zip(order[rank :: len(shares)], _SHARE.validate_python(share), strict=True):
                 results[row] = found
                 if rank > 0:
                     decoded(parts[row], found)
         return results
 
-    def _decode(
-        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
-    ) -> list[list[list[dict[str, Any]]]]:
+    def _decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[JsonValue]:
         """Decode the share of this rank. Returns the results of all ranks."""
         parts = task.parts[self.ranks.rank :: self.ranks.size]
         with self.ranks.agreed():
-            found = to_fields(self.own.decode(task._replace(parts=parts), decoded))
-        return self.ranks.gather(found)
+            found = self.own.decode(task._replace(parts=parts), decoded)
+        return self.ranks.gather(_SHARE.dump_python(found, mode="json"))

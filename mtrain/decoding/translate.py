@@ -11,13 +11,12 @@ from typing import Any, Self
 from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.decode import Ensemble
+from mtrain.decoding.decode import DecodingTask, Ensemble
 from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import count_lines, join_texts
 from mtrain.decoding.search.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
-from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from mtrain.decoding.alignment import Alignment
@@ -47,10 +46,8 @@ class Translation:
 
     def _as_dict(self) -> dict[str, Any]:
         """The fields by name, without `n_best`; the alignment only if it was requested."""
-        known = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "n_best"}
-        if self.alignment is None:
-            del known["alignment"]
-        return known
+        left_out = {"n_best"} if self.alignment is not None else {"n_best", "alignment"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 def json_line(value: object) -> str:
@@ -64,18 +61,3 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def to_fields(found: Sequence[Sequence[Translation]]) -> list[list[dict[str, Any]]]:
-    """The translations of some parts, which have no `n_best`, in a form that JSON can express."""
-    return [[asdict(one) for one in of_part] for of_part in found]
-
-
-def from_fields(found: Sequence[Sequence[dict[str, Any]]]) -> list[list[Translation]]:
-    """The translations whose `to_fields` were decoded from JSON."""
-    return [[_translation(**one) for one in of_part] for of_part in found]
-
-
-def _translation(alignment: list[list[int]] | None, n_best: object, **others: Any) -> Translation:
-    links = None if alignment is None else tuple((source, target) for source, target in alignment)
-    return Translation(alignment=links, **others)

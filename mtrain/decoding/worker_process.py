@@ -19,8 +19,7 @@ import torch
 
 from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.sections.model import ModelConfig
-from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
-from mtrain.decoding.task import DecodingTask
+from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch, for_decoding
 from mtrain.decoding.translation import Translation
 from mtrain.device import keep_freed_memory
 from mtrain.model.transformer import Transformer

@@ -18,9 +18,8 @@ import torch
 
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import in_batches
-from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
+from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch, for_decoding
 from mtrain.decoding.split import Part
-from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import make_decoder
 from mtrain.device import thread_pool
@@ -34,6 +33,8 @@ SHORT = 16  # tokens that a shorter line counts as, because the logits of each r
 # Seconds of decoding after which worker processes are started. Starting them takes about as long.
 START_AFTER = 3.0
 _PATIENCE = 10.0  # seconds to wait for a thread that prepares a process which was killed
+
+Decoded = Callable[[Part, list[Translation]], object]  # called with a part and its translations
 
 
 class Workers:
@@ -65,9 +66,7 @@ class Workers:
         self._preparing: list[threading.Thread] = []  # that prepare processes
         self._end = weakref.finalize(self, _end, self._pid, self._processes, self._preparing)
 
-    def decode(
-        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
-    ) -> list[list[Translation]]:
+    def decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[list[Translation]]:
         """Like `decode_batch`, but for any number of parts, in batches of similar length. `decoded` is called
         with each part and its translations, once those of all longer parts are known, too."""
         if os.getpid() != self._pid:  # the threads and processes are the parent's
@@ -108,13 +107,8 @@ class Workers:
         """Decode a batch in this process, or in a worker process if another thread is decoding here."""
         if not self._decoding.acquire(blocking=False):
             process = self._free_process()
-            if process is not None:
-                try:
-                    return self._send(process, task)
-                except WorkerEndedError as error:
-                    if not self._remove(process, error):
-                        raise
-            return decode_batch(self.ensemble, task)
+            found = None if process is None else self._send(process, task)
+            return decode_batch(self.ensemble, task) if found is None else found
         start = time.perf_counter()
         try:
             return decode_batch(self.ensemble, task)
@@ -122,12 +116,15 @@ class Workers:
             self._seconds += time.perf_counter() - start
             self._decoding.release()
 
-    def _send(self, process: WorkerProcess, task: DecodingTask) -> list[list[Translation]]:
+    def _send(self, process: WorkerProcess, task: DecodingTask) -> list[list[Translation]] | None:
+        """Decode a batch in a worker process; None if the process has ended."""
         self.sent += 1
         try:
             found: list[list[Translation]] = process.call(task)
-        except WorkerEndedError:
-            raise
+        except WorkerEndedError as error:
+            if not self._remove(process, error):
+                raise
+            return None
         except Exception:  # raised by decoding, so the process is still usable
             self._free.put(process)
             raise

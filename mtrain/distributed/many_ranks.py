@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mtrain.device import find_accelerator, resolve_device
 from mtrain.distributed.launch import Launch, read_launch, require_complete_launch
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
 from mtrain.errors import MtrainError, UsageError, is_out_of_memory, is_recoverable
 from mtrain.kernels.undocumented import undocumented
@@ -84,24 +84,23 @@ class ManyRanks(Ranks):
         versions = {"the version of mtrain": __version__, "the version of PyTorch": torch.__version__}
         self.require_equal({**versions, "the kind of device": device.type})
         require_own_gpus(self.store.exchange(_identify_gpu(device, host)))
+        # NCCL's watchdog shall end communication that has failed, but not the process, which would leave no
+        # message. torchrun sets the variable to 1, which means both.
+        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1") == "1":
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+        gpu = device.type == "cuda"
         with self.watched():
-            self._connect()
-
-    def _connect(self) -> None:
-        _keep_process_after_nccl_errors()
-        gpu = self.device.type == "cuda"
-        backend = "nccl" if gpu else "gloo"
-        dist.init_process_group(
-            backend,
-            store=self.store.groups,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=WAITING_TIMEOUT,
-            device_id=self.device if gpu else None,
-        )
-        self._hosts = dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT) if gpu else None
-        self._waiting = dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT)
-        self._preparing = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)
+            dist.init_process_group(
+                "nccl" if gpu else "gloo",
+                store=store.groups,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=WAITING_TIMEOUT,
+                device_id=device if gpu else None,
+            )
+            self._hosts = dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT) if gpu else None
+            self._waiting = dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT)
+            self._preparing = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -122,7 +121,9 @@ class ManyRanks(Ranks):
         if self.device.type == "cpu":
             self.step_group = self._hosts
         # A rank that does not respond is noticed on the host first, which can report it.
-        _set_default_timeout(3 * STEP_TIMEOUT)
+        set_timeout = undocumented("distributed.distributed_c10d._set_pg_timeout")
+        if set_timeout is not None:
+            set_timeout(3 * STEP_TIMEOUT)  # of the default group
 
     def require_equal(self, facts: Mapping[str, str]) -> None:
         if dist.is_initialized():
@@ -137,8 +138,7 @@ class ManyRanks(Ranks):
         found = torch.tensor(values, dtype=torch.float64)
         with self.watched():
             dist.all_reduce(found, dist.ReduceOp.MAX, group=self._hosts)
-        numbers: list[float] = found.tolist()
-        return numbers
+        return found.tolist()
 
     def start_all_reduce(self, values: Tensor) -> Callable[[], None]:
         with self.watched():
@@ -151,7 +151,7 @@ class ManyRanks(Ranks):
 
         return complete
 
-    def broadcast(self, value: Json, preparing: bool = False) -> Json:
+    def broadcast(self, value: JsonValue, preparing: bool = False) -> JsonValue:
         group, content = self._preparing if preparing else self._waiting, _encode(value)
         with self.watched():
             size = torch.tensor([len(content)])
@@ -161,7 +161,7 @@ class ManyRanks(Ranks):
             dist.broadcast(content, src=0, group=group)
         return value if self.is_first else _decode(content)
 
-    def gather(self, value: Json) -> list[Json]:
+    def gather(self, value: JsonValue) -> list[JsonValue]:
         content, sizes = _encode(value), torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(content)
         with self.watched():
@@ -191,25 +191,11 @@ class ManyRanks(Ranks):
         torch.manual_seed(int(state))
 
 
-def _set_default_timeout(timeout: timedelta) -> None:
-    """Set the timeout of the default group, if this version of PyTorch can."""
-    set_timeout = undocumented("distributed.distributed_c10d._set_pg_timeout")
-    if set_timeout is not None:
-        set_timeout(timeout)
-
-
 def abort_gpu_communication() -> None:
     """End what GPUs still wait for, so that this process can end."""
     if dist.group.WORLD is not None and dist.get_backend() == "nccl":
         with suppress(RuntimeError):
             dist.group.WORLD.abort()
-
-
-def _keep_process_after_nccl_errors() -> None:
-    """Let NCCL's watchdog end communication that has failed, but not the process, which would leave no
-    message. torchrun sets the variable to 1, which means both."""
-    if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1") == "1":
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
 
 
 def _identify_gpu(device: torch.device, host: str) -> str | None:
@@ -218,7 +204,7 @@ def _identify_gpu(device: torch.device, host: str) -> str | None:
     return f"{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)} on {host}"
 
 
-def _rebuild_error(rank: int, failure: Json) -> Exception:
+def _rebuild_error(rank: int, failure: JsonValue) -> Exception:
     """The error that another process has raised."""
     message = failure["error"] if rank == 0 else f"rank {rank}: {failure['error']}"
     if failure["code"] is None:
@@ -227,9 +213,9 @@ def _rebuild_error(rank: int, failure: Json) -> Exception:
     return next(kinds)(message)
 
 
-def _encode(value: Json) -> Tensor:
+def _encode(value: JsonValue) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _decode(content: Tensor) -> Json:
+def _decode(content: Tensor) -> JsonValue:
     return json.loads(content.numpy().tobytes())

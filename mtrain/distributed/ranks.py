@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtrain.device import make_current
 
-Json = Any  # numbers, strings, lists, dictionaries with strings as keys, None
+JsonValue = Any  # numbers, strings, lists, dictionaries with strings as keys, None
 
 
 class Ranks:
@@ -50,11 +50,11 @@ class Ranks:
         """Start adding up `values` over all ranks, in place. The returned function completes it."""
         return lambda: None
 
-    def broadcast(self, value: Json, preparing: bool = False) -> Json:
+    def broadcast(self, value: JsonValue, preparing: bool = False) -> JsonValue:
         """The value that rank 0 gives. The others wait for it; longer if rank 0 is `preparing` the data."""
         return value
 
-    def gather(self, value: Json) -> list[Json]:
+    def gather(self, value: JsonValue) -> list[JsonValue]:
         """The values of all ranks, in the order of the ranks."""
         return [value]
 

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.distributed.launch import Launch
-from mtrain.distributed.ranks import Json
+from mtrain.distributed.ranks import JsonValue
 from mtrain.errors import DistributedError, is_out_of_memory
 
 START_TIMEOUT = timedelta(minutes=30)  # for all ranks to start
@@ -124,7 +124,7 @@ class RankStore:
                 raise DistributedError(f"{_names(missing)} did not answer within {START_TIMEOUT}")
             time.sleep(pause := min(2 * pause, 0.5))
 
-    def exchange(self, value: Json) -> list[Json]:
+    def exchange(self, value: JsonValue) -> list[JsonValue]:
         """The values that all ranks give. Raises DistributedError if a rank ends before it gives one, or does
         not give one in time."""
         self._rounds += 1
@@ -140,11 +140,11 @@ class RankStore:
             raise self._ended(ends)
         return False
 
-    def _leave_note(self, key: str, note: Json) -> None:
+    def _leave_note(self, key: str, note: JsonValue) -> None:
         """Leave a note that the other ranks can read even when this one has ended."""
         self._store.set(f"{key}/{self.rank}", json.dumps(note))
 
-    def _notes(self, key: str, ranks: Sequence[int]) -> dict[int, Json]:
+    def _notes(self, key: str, ranks: Sequence[int]) -> dict[int, JsonValue]:
         found = [rank for rank in ranks if self._store.check([f"{key}/{rank}"])]
         return {rank: json.loads(self._store.get(f"{key}/{rank}")) for rank in found}
 
@@ -180,35 +180,32 @@ class RankStore:
         """Find out which ranks are lost, after an error of the connection: they have reported why they ended,
         or do not answer, or have not noticed that the connection is lost because they hang. No rank can be
         named if the store is lost, too."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        is_late = re.search(r"[Tt]imed? ?out", str(error))
+        deadline = time.monotonic() + GRACE
         try:
-            return self._find_lost_ranks(error)
+            self._store.set("ask", "")
+            self._leave_note("lost", True)
+            while True:
+                ends, lost = self._notes("end", others), self._notes("lost", others)
+                if ends or len(lost) == len(others) or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            here = lost if is_late or ends else lost | self._notes("here", others)
         except RuntimeError:
             host = os.environ.get("MASTER_ADDR")
             return LostRankError(
                 f"the connection between the ranks is lost: {_first_line(error)}; torchrun on {host} "
                 "does not respond either; look at that machine, then run the same command again to resume"
             )
-
-    def _find_lost_ranks(self, error: RuntimeError) -> LostRankError:
-        self._store.set("ask", "")
-        self._leave_note("lost", True)
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        deadline = time.monotonic() + GRACE
-        while True:
-            ends, lost = self._notes("end", others), self._notes("lost", others)
-            if ends or len(lost) == len(others) or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
         if ends:
             return self._ended(ends)
-        is_late = re.search(r"[Tt]imed? ?out", str(error))
-        here = lost if is_late else lost | self._notes("here", others)
         if not (missing := [rank for rank in others if rank not in here]):
             return LostRankError(f"the connection between the ranks is lost: {_first_line(error)}")
         what = "did not respond in time" if is_late else "ended without a message; perhaps it was killed"
         return LostRankError(f"{self._describe(missing)} {what}; run the same command again to resume")
 
-    def _ended(self, ends: Mapping[int, Json]) -> LostRankError:
+    def _ended(self, ends: Mapping[int, JsonValue]) -> LostRankError:
         rank, message = min(ends.items())
         return LostRankError(f"{self._describe([rank])} ended: {message}")
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partialmethod
 from pathlib import Path
 
 from sacrebleu.metrics.base import Score, Signature
 
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation import comet_process
-from mtrain.evaluation.metrics import require_equal_counts
+from mtrain.evaluation.metrics import References, require_equal_counts
 from mtrain.paths import path_of
 from mtrain.processes import describe_end, reporting_silence
 from mtrain.progress_bar import ProgressBar
@@ -72,7 +73,7 @@ def set_up_comet(folder: Path) -> None:
 
 class CometProcess:
     """A process that scores translations with COMET. It starts with the first sentences and scores all later
-    ones too, because loading a model takes long."""
+    ones too, because loading a model takes long. It ends with the context."""
 
     def __init__(self, python: Path, model: str = DEFAULT_MODEL, gpus: str = "auto"):
         self.model, self.version = model, ""
@@ -95,28 +96,23 @@ class CometProcess:
                 bar.add(len(group))
         return scores
 
-    def close(self) -> None:
-        """End the process."""
+    def __enter__(self) -> "CometProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
-    def __enter__(self) -> "CometProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _start(self) -> "subprocess.Popen[str]":
         log.info("comet: loading %s", self.model)
-        pipe = subprocess.PIPE
         # Under torchrun, COMET would take itself for one of several ranks, and wait for the others.
         environment = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.match(name)}
         process = subprocess.Popen(
             self._command,
-            stdin=pipe,
-            stdout=pipe,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             errors="backslashreplace",
@@ -164,9 +160,7 @@ class Comet:
         self._process, self._sources = process, sources
         self._known: dict[tuple[str, ...], list[float]] = {}
 
-    def sentence_scores(
-        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
-    ) -> list[float]:
+    def sentence_scores(self, hypotheses: Sequence[str], references: References) -> list[float]:
         """The score of each sentence, computed once. Raises what `CometProcess.score` raises, and DataError
         if numbers of lines differ."""
         require_equal_counts(hypotheses, [self._sources, *references])
@@ -176,9 +170,7 @@ class Comet:
             self._known[key] = self._process.score(self._sources, hypotheses, first)
         return self._known[key]
 
-    def corpus_score(
-        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
-    ) -> "CometScore":
+    def corpus_score(self, hypotheses: Sequence[str], references: References) -> "CometScore":
         """The mean of the scores of the sentences."""
         return self._aggregate_and_compute(self._extract_corpus_statistics(hypotheses, references))
 
@@ -192,7 +184,7 @@ class Comet:
     # The methods that sacreBLEU's `PairedTest` calls: statistics of each sentence, their sum, and a score.
 
     def _extract_corpus_statistics(
-        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
+        self, hypotheses: Sequence[str], references: References
     ) -> list[list[float]]:
         return [[score, 1.0] for score in self.sentence_scores(hypotheses, references)]
 
@@ -206,11 +198,7 @@ class Comet:
 class CometScore(Score):
     """A score between about 0 and 1, which is printed with four decimals, as by `comet-score`."""
 
-    def format(
-        self, width: int = 4, score_only: bool = False, signature: str = "", is_json: bool = False
-    ) -> str:
-        """As for the scores of sacreBLEU."""
-        return str(super().format(width, score_only, signature, is_json))
+    format = partialmethod(Score.format, width=4)
 
 
 def _python_of(folder: Path) -> Path:

@@ -48,10 +48,10 @@ def compare_systems(
     """
     for hypotheses in systems.values():
         require_equal_counts(hypotheses, references)
-    _require_seed()
-    named: list[tuple[str, Sequence[str]]] = [
-        (name, list(hypotheses)) for name, hypotheses in systems.items()
-    ]
+    seed = os.environ.get("SACREBLEU_SEED", "none")
+    if seed.lower() != "none" and not seed.isdecimal():
+        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 0 or to none")
+    named = list(systems.items())
     present: Any = without_blank(references)  # the type hints of sacreBLEU lack None
     signatures, bootstrap = PairedTest(named, metrics, present, "bs")()
     randomization_test = PairedTest(named, metrics, present, "ar")
@@ -77,9 +77,3 @@ def _paired_score(system: str, resampled: str | Result, shuffled: str | Result) 
         bootstrap_p=None if resampled.p_value is None else float(resampled.p_value),
         randomization_p=None if shuffled.p_value is None else float(shuffled.p_value),
     )
-
-
-def _require_seed() -> None:
-    seed = os.environ.get("SACREBLEU_SEED", "none")
-    if seed.lower() != "none" and not seed.isdecimal():
-        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 0 or to none")

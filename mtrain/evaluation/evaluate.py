@@ -3,7 +3,6 @@
 import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,13 +92,11 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
         pairs = read_validation(folder, summary)
         directions = directions_of_validation(data, summary, pairs)
     else:
-        read = [list(good_pairs([corpus], data.bad_lines)) for corpus in data.validation]
-        pairs = list(chain.from_iterable(read))
-        directions = [
-            data.direction_of(corpus)
-            for corpus, part in zip(data.validation, read, strict=True)
-            for _ in part
-        ]
+        pairs, directions = [], []
+        for corpus in data.validation:
+            read = list(good_pairs([corpus], data.bad_lines))
+            pairs += read
+            directions += [data.direction_of(corpus)] * len(read)
     if not pairs:
         raise DataError(f"{run_dir}: data.validation has no pairs")
     found = []

@@ -13,6 +13,8 @@ from mtrain.errors import DataError, UsageError
 
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "comet": "COMET"}
 
+References = Sequence[Sequence[str | None]]  # one or more lists of lines; None where a list has no reference
+
 
 def named_signature(metric: str, signature: str) -> str:
     """A signature after the name that sacreBLEU gives the metric, as in `chrF2|nrefs:1|...`, to be quoted."""
@@ -107,9 +109,7 @@ def score_sentences(
     return scores
 
 
-def require_equal_counts(
-    hypotheses: Sequence[str], references: Sequence[Sequence[str] | Sequence[str | None]]
-) -> None:
+def require_equal_counts(hypotheses: Sequence[str], references: References) -> None:
     """Raise DataError if there are no hypotheses or a list of references has another length."""
     if not hypotheses:
         raise DataError("nothing to score: there are no translations")

@@ -88,11 +88,12 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             sizes["decoder_start_token_id"] = tokenizer.special.bos
         model = _model_config(sizes, tokenizer)
         tensors, model = from_marian(theirs, config, model, file)
+        limit, positions = names.get("model_max_length"), model.max_positions
         raw = {
             "source_lang": names.get("source_lang") or "und",
             "target_lang": names.get("target_lang") or "und",
             "language_tags": names.get("language_tags") or "none",
-            "max_length": _max_length(names, model),
+            "max_length": min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions,
             "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
             "model": model.model_dump(mode="json"),
             "decoding": _decoding(folder, config, model),
@@ -233,12 +234,6 @@ def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[
     if starts not in (None, config["decoder_start_token_id"]):
         raise ModelError(f"generation settings: decoder_start_token_id is {starts!r}; config.json differs")
     return decoding_from_generation(generation, model.eos_id, model.max_positions)
-
-
-def _max_length(names: dict[str, Any], model: ModelConfig) -> int:
-    """`max_length` of an imported model: as its tokenizer has it, if its positions suffice."""
-    limit, positions = names.get("model_max_length"), model.max_positions
-    return min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions
 
 
 def write_marian(loaded: LoadedModel, folder: Path) -> None:

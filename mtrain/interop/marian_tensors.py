@@ -13,7 +13,6 @@ from mtrain.errors import ModelError
 from mtrain.model.transformer import sinusoidal_positions
 
 _ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out_proj",)}
-_PARTS = ("weight", "bias")
 _POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
 BIAS = "final_logits_bias"  # (1, V); mtrain's is (V)
 SHARED = "model.shared.weight"
@@ -53,7 +52,7 @@ def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for ours, theirs in _layer(side == "decoder").items():
             for i in range(layers):
-                for part in _PARTS:
+                for part in ("weight", "bias"):
                     names[f"{side}.{i}.{ours}.{part}"] = tuple(
                         f"model.{side}.layers.{i}.{module}.{part}" for module in theirs
                     )
@@ -161,9 +160,7 @@ def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
     for group in groups:
         found = [name for name in group if name in theirs]
         for name in found[1:]:
-            if theirs[name].shape != theirs[found[0]].shape or not torch.equal(
-                theirs[name], theirs[found[0]]
-            ):
+            if not torch.equal(theirs[name], theirs[found[0]]):
                 raise ModelError(f"{file}: {found[0]} and {name} differ, but config.json ties them")
         theirs.update({name: theirs[found[0]] for name in group if found})
 

@@ -74,12 +74,8 @@ class _EagerAttention(torch.autograd.Function):
         out = projected.new_empty(sentences, length, heads, width)
         _copy_by_position(torch.bmm(weights, parts[2]), out)
         ctx.save_for_backward(*parts, weights)
-        ctx.shapes = (
-            heads,
-            projected.shape,
-            None if keys_values is None else keys_values.shape,
-            projected.dtype,
-        )
+        keys_values_shape = None if keys_values is None else keys_values.shape
+        ctx.shapes = heads, projected.shape, keys_values_shape, projected.dtype
         return out.flatten(2)
 
     @staticmethod
@@ -88,9 +84,8 @@ class _EagerAttention(torch.autograd.Function):
         queries, keys, values, weights = ctx.saved_tensors
         heads, projected_shape, keys_values_shape, dtype = ctx.shapes
         scale = queries.size(-1) ** -0.5
-        grad = _by_head(
-            grad.reshape(*grad.shape[:2], heads, queries.size(-1)), queries.size(1), queries.dtype
-        )
+        grad = grad.reshape(*grad.shape[:2], heads, queries.size(-1))
+        grad = _by_head(grad, queries.size(1), queries.dtype)
         with without_autocast(grad):
             grad_values = torch.bmm(weights.transpose(1, 2), grad)
             # Gradient of softmax: weights * (g - sum(weights * g)), where g is the gradient of the weights.
@@ -102,11 +97,9 @@ class _EagerAttention(torch.autograd.Function):
         grad_keys_values = (
             None if keys_values_shape is None else grad.new_empty(keys_values_shape, dtype=dtype)
         )
-        by_head = (grad_queries, grad_keys, grad_values)
-        for part, by_position in zip(
-            by_head, split_heads(grad_projected, grad_keys_values, heads), strict=True
-        ):
-            _copy_by_position(part, by_position)
+        by_position = split_heads(grad_projected, grad_keys_values, heads)
+        for part, out in zip((grad_queries, grad_keys, grad_values), by_position, strict=True):
+            _copy_by_position(part, out)
         return grad_projected, grad_keys_values, None, None
 
 

@@ -109,7 +109,7 @@ def count_operations(config: ModelConfig, low_precision: bool) -> int:
 # ----------------------------------------------------------------------------------------------------- memory
 
 
-class Device(NamedTuple):
+class TrainingDevice(NamedTuple):
     """How a device trains."""
 
     hardware: Hardware
@@ -134,7 +134,7 @@ class Device(NamedTuple):
         return number if self.hardware.on_cpu else 1
 
 
-def activation_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
+def activation_bytes(config: ModelConfig, shape: Shape, device: TrainingDevice) -> int:
     """Bytes that the forward pass of a micro-batch saves for the backward pass, without compilation.
 
     They include copies of the weights in low precision, and the gradients that the loss computes early.
@@ -162,7 +162,7 @@ def activation_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
     return layers + embeddings + loss_gradient_bytes(config, shape)
 
 
-def _feed_forward_bytes(config: ModelConfig, device: Device) -> int:
+def _feed_forward_bytes(config: ModelConfig, device: TrainingDevice) -> int:
     """Bytes per token that a feed-forward network saves: what its activation function saves, its dropout, and
     the input of its second product."""
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
@@ -174,7 +174,9 @@ def _feed_forward_bytes(config: ModelConfig, device: Device) -> int:
     return config.ffn_dim * ((activation + 1) * number + device.mask_bytes(rate, number))
 
 
-def _attention_bytes(config: ModelConfig, device: Device, queries: int, keys: int, length: int) -> int:
+def _attention_bytes(
+    config: ModelConfig, device: TrainingDevice, queries: int, keys: int, length: int
+) -> int:
     """Bytes that attention of `queries` tokens over `keys` tokens, `length` in each sentence, saves: queries,
     keys, values, and the input of the output projection; weights or their normalizers, according to the
     kernel that `mtrain.kernels.attention` chooses."""
@@ -202,7 +204,7 @@ def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
     return FP32 * (numbers + (config.target_vocab_size if config.output_bias else 0))
 
 
-def loss_workspace_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
+def loss_workspace_bytes(config: ModelConfig, shape: Shape, device: TrainingDevice) -> int:
     """Bytes that the loss needs for a moment, besides the gradients that it saves: logits and their
     gradients, of a chunk of tokens at a time; or copies of the gradients at the start of the backward
     pass."""

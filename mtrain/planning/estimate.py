@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.planning import cost
-from mtrain.planning.cost import FP32, Device, Shape
+from mtrain.planning.cost import FP32, Shape, TrainingDevice
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import fit_micro_batch_tokens
@@ -77,7 +77,7 @@ class Estimator:
         config: Config,
         architecture: ModelConfig,
         lengths: TrainingLengths,
-        device: Device,
+        device: TrainingDevice,
         devices: int = 1,
     ):
         self.recipe, self.architecture = config.training, architecture

@@ -34,7 +34,7 @@ from mtrain.device import (
     resolve_precision,
 )
 from mtrain.errors import ModelError, StorageError, UsageError
-from mtrain.planning.cost import FP32, Device
+from mtrain.planning.cost import FP32, TrainingDevice
 from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.planning.scaling import Run, Work, predict_run
@@ -199,13 +199,13 @@ class _Planner:
         sizes = {"source_vocab_size": size, "target_vocab_size": size, "max_positions": length}
         return ModelConfig.model_validate({**config.model.model_dump(), **sizes})
 
-    def _device(self, recipe: TrainingConfig, devices: int) -> Device:
+    def _device(self, recipe: TrainingConfig, devices: int) -> TrainingDevice:
         """How each of some devices trains: like this machine, or like a GPU with bf16."""
         if self.hardware.name in GPUS:
-            return Device(self.hardware, "bf16" if recipe.precision == "auto" else recipe.precision)
+            return TrainingDevice(self.hardware, "bf16" if recipe.precision == "auto" else recipe.precision)
         device = self._own_device()
         precision = resolve_precision(device, recipe.precision)
-        return Device(self.hardware, precision, worker_count(device, recipe) if devices == 1 else 1)
+        return TrainingDevice(self.hardware, precision, worker_count(device, recipe) if devices == 1 else 1)
 
     def _own_device(self) -> torch.device:
         return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")

@@ -46,14 +46,7 @@ class ResumableOutput:
     interruption, FILE.part is kept if it has any answers. Raises StorageError if a file cannot be written.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        job: dict[str, Any],
-        resume: bool,
-        compression: str | None = None,
-        save_every: float = SAVE_EVERY,
-    ):
+    def __init__(self, path: Path, job: dict[str, Any], resume: bool, compression: str | None = None):
         """`job` contains everything that determines the answers. Resuming requires an equal job.
         `compression` of FILE is `gzip`, `zstd` or None; FILE.part is never compressed."""
         self.path = path
@@ -65,7 +58,7 @@ class ResumableOutput:
         self._digest = hashlib.sha256()  # of the input lines seen so far
         self._stream: BinaryIO = BytesIO()  # until FILE.part is open
         self._done = self._saved = OutputState()  # written to FILE.part; recorded in FILE.part.json
-        self._save_every, self._saved_at = save_every, time.monotonic()
+        self._saved_at = time.monotonic()
 
     @property
     def lines_done(self) -> int:
@@ -151,7 +144,7 @@ class ResumableOutput:
 
     def save_if_due(self) -> None:
         """Save the answers if the last time is long ago. Call this while waiting for the next answers."""
-        if self._saved != self._done and time.monotonic() - self._saved_at >= self._save_every:
+        if self._saved != self._done and time.monotonic() - self._saved_at >= SAVE_EVERY:
             self._save()
 
     def _save(self) -> None:

@@ -43,8 +43,7 @@ class TemporaryStream:
         """What was written so far, in parts of `size` bytes."""
         with self._errors():
             self._file.seek(0)
-            while chunk := self._file.read(size):
-                yield chunk
+            yield from iter(lambda: self._file.read(size), b"")
 
     def as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """What was written so far as a writable array, mapped into memory from a file. Nothing must be

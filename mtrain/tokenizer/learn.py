@@ -82,16 +82,16 @@ def _learn_possible(
             return _learn(config, size, sentences, seed), size
         except RuntimeError as error:
             message = " ".join(str(error).split())
-            characters = _smallest_size(message)
-            if characters is None:
+            required = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)  # the characters
+            if required is None:
                 # The limit in the message is an estimate, because how much `unigram` prunes depends on the
                 # size. It is tried, and lowered again if it is still too large.
                 size = _largest_size(message, side)
             elif may_grow and size == config.vocab_size:
-                size += characters
+                size += int(required[1])
             else:
                 reason = f"tokenizer.vocab_size is too small for this text{side}; given {config.vocab_size}"
-                raise UsageError(f"{reason}; the smallest possible is {characters}") from None
+                raise UsageError(f"{reason}; the smallest possible is {required[1]}") from None
 
 
 def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) -> bytes:
@@ -130,12 +130,6 @@ def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) 
             raise failures[0] from None
         raise
     return model.getvalue()
-
-
-def _smallest_size(message: str) -> int | None:
-    """The number of entries that the characters take, if an error message of SentencePiece asks for more."""
-    found = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
-    return found and int(found[1])
 
 
 def _largest_size(message: str, side: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mtrain.config.sections.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
-from mtrain.tokenizer.vocabulary import SPACE, SpecialIds, Vocabulary
+from mtrain.tokenizer.vocabulary import SPACE, Vocabulary
 
 # Byte pieces can decode to control characters, such as line breaks and tabs, which would split a line or a
 # column of output. Spaces replace them.
@@ -35,7 +35,12 @@ class Tokenizer:
         if len(models) > 1 or len(mappings) > 1:
             self.target = Vocabulary(models[-1], mappings[-1] if mappings else None)
         self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
-        self.special = _merge_special_ids(self.source.special, self.target.special, folder)
+        source, target = self.source.special, self.target.special
+        if (source.unk, source.eos) != (target.unk, target.eos):
+            raise ModelError(f"{folder}: the source and target vocabularies have different special ids")
+        # Padding is masked, so its id may be any that both vocabularies have. BOS is that of the target,
+        # because sources have none.
+        self.special = target._replace(pad=min(source.pad, target.pad))
 
     def set_threads(self, count: int) -> None:
         """Encode with `count` threads instead of one for each core."""
@@ -102,8 +107,7 @@ def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The SentencePiece models of a `tokenizer/` folder (one or two), and its JSON vocabularies, if any."""
     models = _one_or_two(folder, "joint.model", "source.model", "target.model")
     mapped = any((folder / name).exists() for name in MAPPINGS)
-    joint, source, target = MAPPINGS
-    return models, _one_or_two(folder, joint, source, target) if mapped else []
+    return models, _one_or_two(folder, *MAPPINGS) if mapped else []
 
 
 def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]:
@@ -111,15 +115,6 @@ def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]
     sides = [folder / source, folder / target]
     are_separate = not (folder / both).exists() and any(file.exists() for file in sides)
     return sides if are_separate else [folder / both]
-
-
-def _merge_special_ids(source: SpecialIds, target: SpecialIds, folder: Path) -> SpecialIds:
-    """The special ids of the model. Padding is masked, so its id may be any that both vocabularies have. BOS
-    is that of the target, because sources have none."""
-    special = target._replace(pad=min(source.pad, target.pad))
-    if (source.unk, source.eos) != (target.unk, target.eos):
-        raise ModelError(f"{folder}: the source and target vocabularies have different special ids")
-    return special
 
 
 def model_config(architecture: Architecture, tokenizer: Tokenizer, max_length: int) -> ModelConfig:

@@ -11,7 +11,7 @@ from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory, let_cuda_memory_grow, limit_onednn_cache, resolve_device
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.interop.formats import require_exports
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
@@ -84,7 +84,7 @@ def make_trainer(
     return Trainer(run, ranks)
 
 
-def _keys_of(values: Json, path: str = "") -> Iterator[tuple[str, str]]:
+def _keys_of(values: JsonValue, path: str = "") -> Iterator[tuple[str, str]]:
     """The keys of a config in dotted form, and their values."""
     if isinstance(values, dict) and values:
         for key, value in values.items():

@@ -7,14 +7,12 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mtrain.decoding.workers import Workers
 from mtrain.distributed import store
-from mtrain.storage.resumable import ResumableOutput
 from tests.support.cli import one_line
 from tests.support.faults.processes import wait, wait_until
 from tests.support.ranks import command, exit_codes, read_logs, run_ranks, started_ranks
@@ -128,7 +126,7 @@ def test_evaluate_prints_the_scores_once(mtrain, run_dir, corpus, tmp_path, comp
 
 
 def test_after_a_rank_is_killed_continue_completes_the_output(mtrain, run_dir, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("mtrain.storage.resumable.ResumableOutput", partial(ResumableOutput, save_every=0.0))
+    monkeypatch.setattr("mtrain.storage.resumable.SAVE_EVERY", 0.0)
     monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
     monkeypatch.setattr(store, "GRACE", 0.5)
     out, pipe, state = tmp_path / "out", tmp_path / "pipe", tmp_path / "out.part.json"
@@ -153,7 +151,7 @@ def test_after_a_rank_is_killed_continue_completes_the_output(mtrain, run_dir, t
 
 
 def test_sigterm_to_all_ranks_keeps_what_was_translated(run_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr("mtrain.storage.resumable.ResumableOutput", partial(ResumableOutput, save_every=0.0))
+    monkeypatch.setattr("mtrain.storage.resumable.SAVE_EVERY", 0.0)
     monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
     pipe, state = tmp_path / "pipe", tmp_path / "out.part.json"
     os.mkfifo(pipe)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from select import select
 
@@ -219,9 +218,7 @@ def test_output_is_compressed_by_its_suffix_and_replaced_when_complete(
 
 
 def test_a_killed_translation_is_resumed_to_the_same_output(mtrain, run_dir, corpus, tmp_path, monkeypatch):
-    from mtrain.storage.resumable import ResumableOutput
-
-    monkeypatch.setattr("mtrain.storage.resumable.ResumableOutput", partial(ResumableOutput, save_every=0.0))
+    monkeypatch.setattr("mtrain.storage.resumable.SAVE_EVERY", 0.0)
     monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
     os.mkfifo(tmp_path / "in")
     job, out = ["translate", run_dir, "--device", "cpu", "-o", tmp_path / "out.gz", "-i"], tmp_path / "out.gz"

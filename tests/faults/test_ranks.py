@@ -17,7 +17,6 @@ from mtrain.config.load import load_config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
-from mtrain.kernels.undocumented import documented_only
 from mtrain.training import loop, trainer
 from mtrain.training.fit import make_trainer
 from mtrain.training.setup.micro_batch import read_limit
@@ -38,6 +37,7 @@ from tests.support.ranks import (
     started_ranks,
 )
 from tests.support.training import last_checkpoint, losses, read_metrics
+from tests.support.undocumented import documented_only
 
 STEPS = 26  # of 23 in an epoch
 

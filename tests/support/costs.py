@@ -15,7 +15,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import Batch
 from mtrain.model.transformer import Transformer
-from mtrain.planning.cost import Device
+from mtrain.planning.cost import TrainingDevice
 from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
 from mtrain.training.setup.lengths import TrainingLengths
@@ -88,7 +88,7 @@ def predict(config: Config, architecture: ModelConfig) -> Costs:
     """The costs by the formulas of `mtrain plan`."""
     lengths = np.full(PAIRS * 2, LENGTH)
     pairs = TrainingLengths(lengths, lengths, np.ones(len(lengths)), 1.0, True, 1, 1, (0,), "measurement")
-    device = Device(find_hardware("cpu"), config.training.precision)
+    device = TrainingDevice(find_hardware("cpu"), config.training.precision)
     estimator = Estimator(config, architecture, pairs, device)
     return Costs(estimator.step().flops, estimator.memory().total)
 

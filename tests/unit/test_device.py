@@ -34,8 +34,8 @@ from mtrain.device import (
     thread_pool,
 )
 from mtrain.errors import UsageError
-from mtrain.kernels.undocumented import documented_only
 from tests.support.devices import pretend
+from tests.support.undocumented import documented_only
 
 
 def test_the_cpu_is_always_available():

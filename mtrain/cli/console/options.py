@@ -40,7 +40,7 @@ OutputFile = Annotated[
         help="Output file, replaced once it is complete; compressed if it ends in .gz or .zst.",
     ),
 ]
-Ensemble = Annotated[
+FurtherModels = Annotated[
     list[str] | None, search(metavar="MODEL", help="Further model of an ensemble; repeatable.")
 ]
 BeamSize = Annotated[

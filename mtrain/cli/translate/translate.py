@@ -47,7 +47,7 @@ def translate(
             help="Number of processes that translate on a CPU; each holds a copy of the model.",
         ),
     ] = None,
-    ensemble: options.Ensemble = None,
+    ensemble: options.FurtherModels = None,
     prefix: Annotated[
         Path | None,
         options.file(metavar="FILE", help="File with a prefix for each translation, one per line."),

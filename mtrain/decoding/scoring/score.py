@@ -49,9 +49,6 @@ class Scored:
         return json_line(asdict(self))
 
 
-TOO_LONG = Scored(math.nan, [], [])
-
-
 def score_pairs(
     translator: Translator,
     pairs: Iterable[tuple[str, str]],
@@ -139,7 +136,7 @@ def _score(
         i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
     ]
     progress(len(source) - len(fitting))
-    results, pieces = [TOO_LONG] * len(source), tokenizer.target.pieces
+    results, pieces = [Scored(math.nan, [], [])] * len(source), tokenizer.target.pieces
     lengths = [max(len(source[i]), len(target[i])) for i in fitting]
     for batch in in_batches(lengths, translator.decoding.batch_tokens):
         rows = [fitting[i] for i in batch]

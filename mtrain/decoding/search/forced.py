@@ -32,10 +32,7 @@ def forced_log_probs(
 
     Targets end with EOS. Values at their padding are meaningless. An ensemble averages probabilities.
     """
-    log_probs = []
-    for model in models:
-        hidden = _hidden(model, source, source_keep, targets)
-        log_probs.append(_log_probs(model, hidden, targets))
+    log_probs = [_log_probs(model, _hidden(model, source, source_keep, targets), targets) for model in models]
     return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(models))
 
 
@@ -84,12 +81,9 @@ def _hidden(
     model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
 ) -> Tensor:
     """Hidden states (N, T, E) from which the tokens of targets (N, T) are predicted."""
-    return model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep)
-
-
-def _shifted(model: Transformer | DecodingTransformer, targets: Tensor) -> Tensor:
-    """The inputs of the decoder: BOS, then all tokens but the last."""
-    return torch.cat([targets.new_full((len(targets), 1), model.config.bos_id), targets[:, :-1]], dim=1)
+    bos = targets.new_full((len(targets), 1), model.config.bos_id)
+    inputs = torch.cat([bos, targets[:, :-1]], dim=1)  # (N, T)
+    return model.decode(inputs, model.encode(source, source_keep), source_keep)
 
 
 def _log_probs(model: DecodingTransformer, hidden: Tensor, targets: Tensor) -> Tensor:

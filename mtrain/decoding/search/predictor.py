@@ -88,6 +88,8 @@ class Predictor:
         self.models = models
         self.model_config = models[0].config
         self.rows = rows
+        # Whether logits are projected in low precision and can be recomputed.
+        self.low_precision = len(models) == 1 and models[0].projects_in_low_precision()
         # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Callers
         # do not see the repetitions. They stay to the end: `remaining_sentences` keeps batches with few rows.
         self._repeated: Tensor | None = None
@@ -143,9 +145,8 @@ class Predictor:
         most, are corrected.
         """
         log_normalizers = log_normalizers.view_as(live)
-        low_precision = self._projects_in_low_precision()
-        found = beam_topk(logits, live - log_normalizers, max(k, 2) if low_precision else k)
-        if not low_precision:
+        found = beam_topk(logits, live - log_normalizers, max(k, 2) if self.low_precision else k)
+        if not self.low_precision:
             return found
         values, parents, tokens = found
         rows = parents + torch.arange(len(live), device=live.device)[:, None] * live.size(1)
@@ -164,9 +165,8 @@ class Predictor:
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The most probable token (N) of each row, and its logit (N). Like `topk`, but without the
         normalizers, which take longer to compute than the rest."""
-        low_precision = self._projects_in_low_precision()
-        values, tokens = row_topk(logits, 2 if low_precision else 1)
-        if low_precision:
+        values, tokens = row_topk(logits, 2 if self.low_precision else 1)
+        if self.low_precision:
             exact = _recomputed(self.models[0], values, self.hidden[:, None], tokens)
             values, order = exact.max(dim=1, keepdim=True)
             tokens = tokens.gather(1, order)
@@ -175,13 +175,9 @@ class Predictor:
     def log_probs(self, logits: Tensor, log_normalizers: Tensor, tokens: Tensor) -> Tensor:
         """The log-probabilities (N, 1) of one token (N, 1) of each row. The other arguments are as in
         `topk`."""
-        if not self._projects_in_low_precision():
+        if not self.low_precision:
             return logits.gather(1, tokens) - log_normalizers
         return log_probs_of(self.models[0], self.hidden, logits, log_normalizers, tokens)
-
-    def _projects_in_low_precision(self) -> bool:
-        """Whether the last logits were projected in low precision and can be recomputed."""
-        return len(self.models) == 1 and self.models[0].projects_in_low_precision()
 
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""

@@ -18,7 +18,7 @@ from mtrain.data.preparing.encode_folder import locked_unless_complete
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory
-from mtrain.distributed.ranks import Json
+from mtrain.distributed.ranks import JsonValue
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
@@ -47,13 +47,13 @@ class PreparedRun(NamedTuple):
     initial_model: Loaded[AnyModel] | None = None  # whose weights a new run starts from
     choices: Sequence[Choice] = ()  # of `model.preset: auto`
 
-    def describe(self) -> Json:
+    def describe(self) -> JsonValue:
         """What `open_prepared_run` needs to open the run in another process."""
         checkpoint = self.checkpoint and [str(self.checkpoint.folder), self.checkpoint.state.to_json()]
         return {"config": self.config.model_dump(mode="json"), "checkpoint": checkpoint}
 
 
-def open_prepared_run(description: Json) -> PreparedRun:
+def open_prepared_run(description: JsonValue) -> PreparedRun:
     """Open a run that rank 0 has prepared and described, without writing to it. The weights of
     `initial_model` come from rank 0.
 

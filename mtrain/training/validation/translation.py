@@ -20,7 +20,7 @@ from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.evaluation.metrics import make_metrics, score
 from mtrain.model.build import AnyModel, evaluating
 from mtrain.model.transformer import Transformer
@@ -143,7 +143,7 @@ class Validator:
         with self.ranks.agreed():
             return self._scores(shares)
 
-    def _scores(self, shares: Sequence[Json]) -> Scores:
+    def _scores(self, shares: Sequence[JsonValue]) -> Scores:
         """The scores, given what `share` returns on all ranks."""
         nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
         translations = [""] * len(self.sources)
@@ -164,7 +164,7 @@ class Validator:
         bleu, chrf = score(hypotheses, [references], self.metrics[direction.target])
         return bleu.score, chrf.score
 
-    def share(self, model: AnyModel) -> Json:
+    def share(self, model: AnyModel) -> JsonValue:
         """The summed negative log-likelihood and the translations of the pairs of this rank. The model is in
         evaluation mode meanwhile."""
         assert isinstance(model, Transformer)

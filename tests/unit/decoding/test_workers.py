@@ -14,11 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from mtrain import Translator, processes
 from mtrain.decoding import workers
+from mtrain.decoding.decode import DecodingTask
+from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import Part
-from mtrain.decoding.task import DecodingTask
+from mtrain.decoding.translation import Translation
+from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.errors import UsageError
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
@@ -69,11 +73,40 @@ def test_threads_can_share_a_translator(translator: Translator) -> None:
             assert found == expected
 
 
-def test_a_task_is_the_same_after_it_was_sent_as_json(translator: Translator) -> None:
-    config = translator.with_settings(samples=3, mbr="bleu", max_length_ratio=1.5).decoding
-    parts = [Part(0, [5, 6, 3], [7], (0, 1)), Part(4, [3], [], (4, 0))]
-    task = DecodingTask(config, parts, "zh", n_best=2, alignments=True, scored=False)
-    assert DecodingTask.from_fields(json.loads(json.dumps(task.to_fields()))) == task
+class ThreadRanks(Ranks):
+    """One of two ranks in threads of one process, which send each other JSON."""
+
+    size = 2
+
+    def __init__(self, rank: int, meeting: threading.Barrier, sent: list[str]):
+        super().__init__(torch.device("cpu"))
+        self.rank, self.meeting, self.sent = rank, meeting, sent
+
+    def broadcast(self, value: JsonValue, preparing: bool = False) -> JsonValue:
+        return self.gather(value)[0]
+
+    def gather(self, value: JsonValue) -> list[JsonValue]:
+        self.sent[self.rank] = json.dumps(value)
+        self.meeting.wait()
+        found = [json.loads(text) for text in self.sent]
+        self.meeting.wait()
+        return found
+
+
+def test_ranks_that_share_parts_find_the_same_translations(translator: Translator) -> None:
+    tokenizer, own = translator.tokenizer, translator.workers
+    sources = [[*ids, tokenizer.special.eos] for ids in tokenizer.encode_source(words_of(5))]
+    parts = [Part(i, ids, [7], (i, 0), (0,) * (len(ids) - 1)) for i, ids in enumerate(sources)]
+    config = translator.with_settings(samples=3, mbr="bleu", **SHORT).decoding
+    task = DecodingTask(config, parts, "zh", n_best=2, alignments=True)
+    meeting, sent = threading.Barrier(2, timeout=60), ["", ""]
+    first, second = (SharedWorkers(own, ThreadRanks(rank, meeting, sent)) for rank in range(2))
+    found: list[list[Translation]] = []
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(second.lead, lambda: None)
+        first.lead(lambda: found.extend(first.decode(task)))
+        following.result()
+    assert found == own.decode(task)
 
 
 def test_an_error_in_a_worker_process_is_raised_in_this_process(helped: Translator) -> None:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.kernels.linear import PackedLinear, linear, pack, padded_rows
-from mtrain.kernels.undocumented import documented_only
 from mtrain.model.incremental import PackedMap
 from mtrain.model.transformer import Linear
+from tests.support.undocumented import documented_only
 
 
 def assert_close_in_bf16(low: Tensor, exact: Tensor) -> None:

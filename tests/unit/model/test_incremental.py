@@ -7,9 +7,9 @@ from torch import nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.sequences import Padded
-from mtrain.kernels.undocumented import documented_only
 from mtrain.model.incremental import reduce_call_overhead
 from mtrain.model.transformer import EncoderLayer
+from tests.support.undocumented import documented_only
 
 
 def test_reduced_call_overhead_changes_neither_results_nor_the_original() -> None:

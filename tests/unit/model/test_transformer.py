@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import causal_mask, recording
-from mtrain.kernels.undocumented import documented_only
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Dropout, MultiHeadAttention, Transformer, sinusoidal_positions
 from tests.support.transformer import (
@@ -25,6 +24,7 @@ from tests.support.transformer import (
     their_arguments,
     torch_attention,
 )
+from tests.support.undocumented import documented_only
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}

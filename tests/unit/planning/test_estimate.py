@@ -8,7 +8,7 @@ import pytest
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.model.transformer import Transformer
-from mtrain.planning.cost import Device, Shape, activation_bytes, count_operations, count_parameters
+from mtrain.planning.cost import Shape, TrainingDevice, activation_bytes, count_operations, count_parameters
 from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
 from mtrain.training.setup.lengths import TrainingLengths
@@ -53,7 +53,7 @@ def test_activations_take_as_much_memory_as_predicted(choice, precision, lengths
     batch = costs.random_batch(16, source, target, vocabulary=90)
     learner = Learner(Transformer(config).train(), TrainingConfig(max_steps=1, precision=precision))
     measured = measured_activation_bytes(learner, batch)
-    device = Device(find_hardware("cpu"), precision)
+    device = TrainingDevice(find_hardware("cpu"), precision)
     predicted = activation_bytes(config, Shape.of_lengths(16, source, target), device)
     assert predicted == pytest.approx(measured, rel=0.1)
 
@@ -93,7 +93,7 @@ def estimator(training=None, memory=10**12, share=1.0, length=20, devices=1) -> 
     config, architecture = costs.make_config("tiny", training=recipe)
     lengths = np.full(64, length)
     pairs = TrainingLengths(lengths, lengths, np.ones(64), share, share == 1, 0, 1, (0,), "test")
-    device = Device(find_hardware("a100")._replace(memory=memory), "bf16")
+    device = TrainingDevice(find_hardware("a100")._replace(memory=memory), "bf16")
     return Estimator(config, architecture, pairs, device, devices)
 
 

@@ -8,6 +8,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -17,6 +19,10 @@ from mtrain.storage.resumable import ResumableOutput
 
 LINES = [f"line {number}" for number in range(10)]
 JOB = {"model": "m", "decoding": {"beam_size": 5}, "lines_each": 1}
+
+
+def saving_every(seconds: float) -> Any:
+    return patch("mtrain.storage.resumable.SAVE_EVERY", seconds)
 
 
 def answer(
@@ -30,7 +36,7 @@ def answer(
 ) -> int:
     """Answer each line with its upper-case form, and raise KeyboardInterrupt before line `stop`. Returns the
     number of lines that an earlier run had answered."""
-    with ResumableOutput(path, job, resume, compression, save_every) as output:
+    with saving_every(save_every), ResumableOutput(path, job, resume, compression) as output:
         start, iterator = output.lines_done, iter(lines)
         output.skip(iterator)
         for line in iterator:
@@ -95,7 +101,7 @@ def test_answers_are_saved_while_waiting_for_the_next(out, part):
     def recorded() -> int:
         return json.loads(part.with_name("out.part.json").read_text())["lines"]
 
-    with ResumableOutput(out, JOB, False, save_every=0.5) as output:
+    with saving_every(0.5), ResumableOutput(out, JOB, False) as output:
         output.write(LINES[0], "LINE 0\n")
         output.save_if_due()
         assert recorded() == 0
@@ -133,7 +139,11 @@ def test_an_interruption_within_an_answer_leaves_only_whole_answers(out):
         def encode(self, *arguments: str) -> bytes:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), ResumableOutput(out, JOB, resume=False, save_every=3600) as output:
+    with (
+        saving_every(3600),
+        pytest.raises(KeyboardInterrupt),
+        ResumableOutput(out, JOB, resume=False) as output,
+    ):
         output.write(LINES[0], "LINE 0\n")
         output.write(Interrupting(LINES[1]), "LINE 1\n")
     assert answer(out, resume=True) == 1 and out.read_text() == whole()
