@@ -2,19 +2,19 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 from sentencepiece import SentencePieceProcessor
 
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
 
 SPACE = "\u2581"  # how SentencePiece represents a space
+_NORMAL, _USER_DEFINED = 1, 4  # types of pieces in a SentencePiece model
 _TAG = re.compile(">>.*?<<", re.DOTALL)  # the target language, for multilingual Marian models
 
 
@@ -139,13 +139,9 @@ class Vocabulary:
 
     @cached_property
     def symbols(self) -> frozenset[int]:
-        """Ids of the pieces that were given, not learned: `tokenizer.symbols`. SentencePiece gives them the
-        score 0.0; the first merge of bpe has -0.0."""
-        model, ids = self.processor, list(range(len(self.processor)))
-        scores = np.array(model.get_score(ids))
-        others = [model.is_unknown(ids), model.is_control(ids), model.is_unused(ids), model.is_byte(ids)]
-        given = (scores == 0) & ~np.signbit(scores) & ~np.any(others, axis=0)
-        return frozenset(np.flatnonzero(given).tolist())
+        """Ids of the pieces that were given, not learned: `tokenizer.symbols`."""
+        types = _piece_types(self.processor.serialized_model_proto())
+        return frozenset(i for i, type_ in enumerate(types) if type_ == _USER_DEFINED)
 
     @cached_property
     def marian_tags(self) -> list[str]:
@@ -162,7 +158,8 @@ class Vocabulary:
 
     def scores(self) -> list[float]:
         """The score of each piece in SentencePiece's model; 0 if it was not learned."""
-        return self.processor.get_score(self.processor.piece_to_id(self.pieces))
+        scores: list[float] = self.processor.get_score(self.processor.piece_to_id(self.pieces))
+        return scores
 
     def unlearned(self) -> set[int]:
         """The ids of <unk> and of byte pieces, which stand for text that no piece was learned for."""
@@ -174,6 +171,44 @@ def pattern_of(symbols: Sequence[str]) -> re.Pattern[str] | None:
     """A pattern of symbols in a text, or None if there are none."""
     names = sorted(symbols, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, names))) if names else None
+
+
+def _piece_types(model: bytes) -> list[int]:
+    """The type of each piece of a SentencePiece model, which its Python interface does not tell.
+
+    The model is a protocol buffer whose fields 1 are the pieces, and their fields 3 the types. Both it and
+    the pieces consist of keys (8 * field + wire type), each followed by a value.
+    """
+    return [
+        next((type_ for field, type_ in _fields(piece) if field == 3 and isinstance(type_, int)), _NORMAL)
+        for field, piece in _fields(model)
+        if field == 1 and isinstance(piece, bytes)
+    ]
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protocol buffer, numbers of fixed size as bytes."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            value |= (byte & 127) << shift
+            shift += 7
+            position += 1
+            if byte < 128:
+                return value
+
+    while position < len(message):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+            continue
+        size = {1: 8, 5: 4}.get(key & 7) or varint()
+        yield key >> 3, message[position : position + size]
+        position += size
 
 
 def _load(file: Path) -> SentencePieceProcessor:
