@@ -37,8 +37,7 @@ class Trainer:
         """A new run starts with the weights of `run.initial_model`, if given, else with random weights. A run
         that has a checkpoint resumes from it."""
         config, training = run.config, run.config.training
-        tokenizer, corpus = run.tokenizer, run.data.train
-        self.config, self.tokenizer = config, tokenizer
+        self.config, self.corpus = config, run.data.train
         self.run_dir, self.ranks = Path(config.run_dir), ranks
         self.checkpoint = run.checkpoint and run.checkpoint.folder  # to resume from
         self.model = _make_model(run, ranks.device)
@@ -47,10 +46,10 @@ class Trainer:
         self.average = WeightAverage(self.model, training)
         with ranks.watched():
             state = self._restore(run.checkpoint) if run.checkpoint else _initial_state(run)
-            micro_batch = agree_on_micro_batches(config, corpus, self.learner, state, ranks)
+            micro_batch = agree_on_micro_batches(config, self.corpus, self.learner, state, ranks)
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
-        self.planner = WindowPlanner(corpus, config, division)
-        self.loader = Loader(self.planner, tokenizer, ranks.device)
+        self.planner = WindowPlanner(self.corpus, config, division)
+        self.loader = Loader(self.planner, run.tokenizer, ranks.device)
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
         if run.checkpoint:
             log_changes(state, self.arithmetic, ranks)

@@ -143,7 +143,7 @@ def test_validation_knows_the_languages_of_each_direction(both, monkeypatch):
 
     monkeypatch.setattr(training_validate, "Translator", Recorded)
     trainer = make_trainer(load_config(both / "config.yaml"), device="cpu")
-    scores = trainer.selection.validator(trainer.model)
+    scores = trainer.selection.scores_of(trainer.model)
     assert directions == ["en-de", "de-en"] and scores.bleu > 95
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mtrain.config.schema import Config
 from mtrain.config.sections.corruptions import Corruptions
 from mtrain.data import Pair
+from mtrain.data.prepare import PreparedData
 from mtrain.data.rewriting.classifier_pairs import Corrupter, draw_others, pair_sequence
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import NOT_FINITE
@@ -55,11 +56,9 @@ class ClassifierValidator:
     leading_metric: str  # selects the best model
 
     def __init__(
-        self, pairs: list[Pair], config: Config, tokenizer: Tokenizer, micro_batch_tokens: int, ranks: Ranks
+        self, data: PreparedData, config: Config, tokenizer: Tokenizer, micro_batch_tokens: int, ranks: Ranks
     ):
         assert config.data.corruptions is not None
-        self.sources = [pair.source for pair in pairs]
-        self.references = [pair.target for pair in pairs]
         self.ranks = ranks
         self.device = ranks.device
         self.precision = config.training.precision
@@ -67,15 +66,15 @@ class ClassifierValidator:
         self.trained = {kind for kind, share in config.data.corruptions if share}
         self._tokenizer = tokenizer
         self._examples: dict[str, list[tuple[int, int]]] = {}  # by kind: the good and the bad sequence
-        self._sequences = self._make_examples(config.data.max_length)
+        self._sequences = self._make_examples(data.validation, config.data.max_length)
         lengths = [len(sequence) for sequence in self._sequences]
         self._batches = list(in_batches(lengths, micro_batch_tokens)) if lengths else []
 
-    def _make_examples(self, max_length: int) -> list[list[int]]:
+    def _make_examples(self, validation: list[Pair], max_length: int) -> list[list[int]]:
         """Make the examples of each kind. Returns all different sequences in them."""
         corrupter, eos = Corrupter(self._tokenizer, max_length), self._tokenizer.special.eos
-        source = self._tokenizer.encode_source(self.sources)
-        target = self._tokenizer.encode_target(self.references)
+        source = self._tokenizer.encode_source([pair.source for pair in validation])
+        target = self._tokenizer.encode_target([pair.target for pair in validation])
         pairs = list(zip(source, target, strict=True))
         others = draw_others(np.array([len(ids) for ids in target], np.int32), (0,)).tolist()
         numbers: dict[tuple[int, ...], int] = {}
@@ -98,16 +97,7 @@ class ClassifierValidator:
         fingerprints are equal."""
         return sha256_of_json([self._sequences, sorted(self.trained)])
 
-    def __call__(self, model: AnyModel) -> ClassifierScores:
-        """Score the model. All ranks call this together and return the same. Raises MtrainError or
-        MemoryError on all of them if one fails."""
-        with self.ranks.agreed():
-            share = self.share(model)
-        shares = self.ranks.gather(share)
-        with self.ranks.agreed():
-            return self._scores(shares)
-
-    def _scores(self, shares: Sequence[Sequence[float]]) -> ClassifierScores:
+    def scores(self, shares: Sequence[Sequence[float]]) -> ClassifierScores:
         """The scores, given the log-odds of all ranks."""
         odds = np.empty(len(self._sequences))
         for rank, share in enumerate(shares):
