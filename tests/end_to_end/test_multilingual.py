@@ -14,7 +14,7 @@ from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
 from mtrain.errors import ModelError
 from mtrain.evaluation import evaluate
-from mtrain.report.attention_maps import attention_maps
+from mtrain.report.attention import attention_maps
 from mtrain.report.report import report_page
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.fit import fit, make_trainer
@@ -137,9 +137,9 @@ def test_validation_knows_the_languages_of_each_direction(both, monkeypatch):
     directions = []
 
     class Recorded(Translator):
-        def __init__(self, models, tokenizer, decoding, direction, *others, **settings):
+        def __init__(self, ensemble, decoding, direction, *others, **settings):
             directions.append(str(direction))
-            super().__init__(models, tokenizer, decoding, direction, *others, **settings)
+            super().__init__(ensemble, decoding, direction, *others, **settings)
 
     monkeypatch.setattr(training_validate, "Translator", Recorded)
     trainer = make_trainer(load_config(both / "config.yaml"), device="cpu")
