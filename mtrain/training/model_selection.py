@@ -163,7 +163,7 @@ class ModelSelection:
                 raise DivergedError(f"{self.failures} validations in a row failed: {error}") from None
             raise error
         log.warning("step %d: %s failed: %s", self.state.step, activity, error)
-        release_cached_memory(self.validator.device)
+        release_cached_memory(self.ranks.device)
 
     def _publish(self, verify: bool = False) -> bool:
         """Publish the best weights so far. Returns whether this has succeeded."""
@@ -171,11 +171,10 @@ class ModelSelection:
             lost = False
             with self.ranks.agreed():
                 if self.ranks.is_first:
-                    lost = not publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify)
+                    lost = not publish_best(self.state, self.config, self.tokenizer, verify)
             if self.ranks.broadcast(lost):
-                self._warn(
-                    "the best weights, of step %d, are lost; their score is discarded", self.state.best_step
-                )
+                message = "the best weights, of step %d, are lost; their score is discarded"
+                self._warn(message, self.state.best_step)
                 self._discard_best()
             return True
         return False
@@ -266,6 +265,5 @@ class ModelSelection:
 
 def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
     """The finite scores that are used to compare validations, by name."""
-    return {
-        name: value for name, value in scores.record().items() if name in DECIMALS and math.isfinite(value)
-    }
+    known = scores.record().items()
+    return {name: value for name, value in known if name in DECIMALS and math.isfinite(value)}

@@ -73,10 +73,8 @@ class Validator:
         self.ranks = ranks
         self.directions = data.directions
         tags = [direction.tag(config.data.language_tags) for direction in data.directions]
-        self.sources = [
-            f"{tag} {pair.source}" if tag else pair.source
-            for tag, pair in zip(tags, data.validation, strict=True)
-        ]
+        sources = [pair.source for pair in data.validation]
+        self.sources = [f"{tag} {text}" if tag else text for tag, text in zip(tags, sources, strict=True)]
         self.references = [pair.target for pair in data.validation]
         self.texts: dict[str, list[str]] = {}  # with the translations by the model that was scored last
         self.config = config
@@ -84,9 +82,8 @@ class Validator:
         self.device = ranks.device
         languages = {direction.target for direction in data.directions}
         self.metrics = {language: make_metrics(("bleu", "chrf"), language) for language in languages}
-        beam_size = config.training.validation_beam_size
         # The other settings of the search are those of the `decoding` section.
-        search = {"beam_size": beam_size, "samples": None, "mbr": None}
+        search = {"beam_size": config.training.validation_beam_size, "samples": None, "mbr": None}
         self.decoding = config.decoding.model_copy(update=search)
         self.batches = self._encode(micro_batch_tokens)
 
