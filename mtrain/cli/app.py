@@ -14,8 +14,8 @@ from mtrain.cli import data, demo, info, interop, models, report, scoring, segme
 from mtrain.cli.console import terminal
 from mtrain.cli.console.help import Program, add_command
 from mtrain.cli.console.message_start import clear_bars, rank_prefix
-from mtrain.cli.console.options import expand_home_in_paths
-from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.options import expand_home_in_paths, with_logging
+from mtrain.cli.console.output import print_to_stdout
 from mtrain.cli.evaluate import evaluate
 from mtrain.cli.init import init
 from mtrain.cli.translate import translate
@@ -41,13 +41,12 @@ FOR_RANKS = ("fit", "translate", "evaluate")  # the commands that torchrun can s
 for group, functions in COMMANDS.items():
     for function in functions:
         expand_home_in_paths(function)
-        add_command(app, group, function)
+        add_command(app, group, with_logging(function))
 
 
 def _print_version(requested: bool) -> None:
     if requested:
-        with open_stdout() as out:
-            print(f"mtrain {__version__}", file=out)
+        print_to_stdout(f"mtrain {__version__}")
         raise typer.Exit
 
 

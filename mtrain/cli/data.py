@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 from typer import Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import is_on_screen, open_output, open_stdout, require_writable
+from mtrain.cli.console.output import is_on_screen, open_output, print_to_stdout, require_writable
 from mtrain.errors import UsageError
 
 
@@ -18,8 +19,6 @@ def check(
     run_dir: options.RunDir = None,
     json_: options.Json = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check the corpora of CONFIG.
 
@@ -29,7 +28,6 @@ def check(
     Examples:
         mtrain check mine.yaml
     """
-    terminal.start_logging(quiet, debug)
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
@@ -46,14 +44,11 @@ def check(
     loaded = resolve_config(loaded, scanner).config
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines
-    with open_stdout() as out:
-        if json_:
-            print(
-                json.dumps({**asdict(findings), "warnings": list_warnings(findings, bad_lines)}, indent=1),
-                file=out,
-            )
-        else:
-            print(terminal.wrap(format_report(findings, bad_lines), out), file=out)
+    if json_:
+        record = {**asdict(findings), "warnings": list_warnings(findings, bad_lines)}
+        print_to_stdout(json.dumps(record, indent=1))
+    else:
+        print_to_stdout(terminal.wrap(format_report(findings, bad_lines), sys.stdout))
     require_usable(findings)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))
@@ -64,8 +59,6 @@ def tokenize(
     run_dir: options.RunDir = None,
     force: Annotated[bool, Option("--force", help="Replace an existing tokenizer.")] = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Learn the subword vocabulary of CONFIG.
 
@@ -76,7 +69,6 @@ def tokenize(
         mtrain tokenize mine.yaml
         mtrain tokenize mine.yaml --force --set tokenizer.vocab_size=8000
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.preparing.missing_files import check_corpora
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
@@ -84,8 +76,7 @@ def tokenize(
     loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
     tokenizer = make_tokenizer(loaded, force)
-    with open_stdout() as out:
-        out.writelines(f"{file}\n" for file in tokenizer.files)
+    print_to_stdout("\n".join(map(str, tokenizer.files)))
     terminal.suggest("tokenizer saved; next", fit_command(config, run_dir, set_))
 
 
@@ -105,8 +96,6 @@ def prepare(
     run_dir: options.RunDir = None,
     no_check: options.NoCheck = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check and encode the corpora of CONFIG.
 
@@ -118,14 +107,12 @@ def prepare(
         mtrain prepare mine.yaml
         mtrain prepare mine.yaml --workers 8 --set data.folder=data/encoded
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.training.setup.prepare import prepare_only
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
     folder = prepare_only(load_config(config, options.overrides(given, run_dir=run_dir)), workers)
-    with open_stdout() as out:
-        print(folder, file=out)
+    print_to_stdout(folder)
     terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
 
 
@@ -149,8 +136,6 @@ def clean(
         ),
     ] = None,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write the training pairs of CONFIG that data.filters keeps.
 
@@ -162,7 +147,6 @@ def clean(
         mtrain clean mine.yaml -o clean.tsv.gz --rejected rejected.tsv
         mtrain clean mine.yaml -o clean.tsv --set data.filters.max_ratio=2.5
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
     from mtrain.data.preparing.missing_files import check_corpora

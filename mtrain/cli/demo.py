@@ -4,7 +4,7 @@ import logging
 import shlex
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -12,9 +12,6 @@ from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import open_stdout
 from mtrain.cli.translate.translate import load_translator
 from mtrain.errors import MtrainError
-
-if TYPE_CHECKING:
-    from mtrain.decoding.translate import Translator
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +27,6 @@ def demo(
     ] = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Train, use and evaluate a toy model.
 
@@ -41,8 +36,9 @@ def demo(
     Examples:
         mtrain demo
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
+    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
+    from mtrain.evaluation.metrics import make_metrics
     from mtrain.training.fit import fit
 
     with as_file(files("mtrain.cli") / CONFIG) as file:
@@ -54,9 +50,10 @@ def demo(
         translations = [best.text for best in translator.translate(SENTENCES)]
         for sentence, translation in zip(SENTENCES, translations, strict=True):
             print(f"{sentence}  ->  {translation}", file=out)
-        bleu = _evaluate(run, translator)
-        print(f"BLEU on the test set: {bleu:.2f}", file=out)
-    check_outcome(translations[0], bleu, bool(set_))
+        metrics = make_metrics(["bleu"], translator.target_lang)
+        [bleu] = evaluate_set(configured_test_sets(run)[0], translator, metrics)
+        print(f"BLEU on the test set: {bleu.score:.2f}", file=out)
+    check_outcome(translations[0], bleu.score, bool(set_))
     folder = shlex.quote(config.run_dir)
     terminal.suggest("next", f"mtrain translate {folder} 'Do they like pears?'", f"mtrain evaluate {folder}")
 
@@ -72,12 +69,3 @@ def check_outcome(translation: str, bleu: float, settings_changed: bool) -> None
     if not settings_changed:
         raise MtrainError(f"the demo model is worse than it should be: {reason}; please report this")
     log.warning("with --set the demo model is worse than by default: %s", reason)
-
-
-def _evaluate(run: Path, translator: "Translator") -> float:
-    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
-    from mtrain.evaluation.metrics import make_metrics
-
-    test, *_ = configured_test_sets(run)
-    [score] = evaluate_set(test, translator, make_metrics(["bleu"], translator.target_lang))
-    return score.score

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli.console import terminal
-from mtrain.cli.console.options import Debug, Json, Quiet
+from mtrain.cli.console.options import Json
 from mtrain.cli.console.output import open_stdout
 from mtrain.cli.console.tables import format_table
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from mtrain.checkpoint.model_info import Description, ModelInfo, Score
+    from mtrain.checkpoint.model_info import Description, ModelInfo
     from mtrain.config.schema import Config
     from mtrain.config.sections.decoding import DecodingConfig
     from mtrain.runs.summary import Files, RunProgress, Summary
@@ -39,8 +38,6 @@ def info(
     card: Annotated[
         bool, Option("--card", help="Print the model card that mtrain would write (Markdown).")
     ] = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Describe a model or a run.
 
@@ -52,7 +49,6 @@ def info(
     mtrain info models/en-de --json
     mtrain info runs/mine --card
     """
-    terminal.start_logging(quiet, debug)
     if json_ and card:
         raise UsageError("--json and --card were both given; give one of them")
     from mtrain.runs.summary import summarize
@@ -108,14 +104,19 @@ def _lines(summary: "Summary") -> Iterator[str]:
     else:
         assert summary.files is not None
         yield _plain(f"{model.name} ({model.folder})")
-        yield from _section("Model", [*_model(model), *_files(summary.files), _license(summary)])
+        license_ = summary.license or "not stated; to state it, add `license:` to README.md"
+        yield from _section("Model", [*_model(model), *_files(summary.files), ["license", license_]])
     if summary.progress is not None:
         yield from _section("Training", _progress(summary.progress, summary.config))
     elif model is not None:
         yield from _section("Training", _training(model.info))
     if model is not None:
         scores, title = model.info.scores, "Scores before the export" if model.info.export else "Scores"
-        yield from _section(title, _scores(scores), ("set", "sentences", "metric", "score"), (0, 2))
+        rows = []
+        for score in scores:
+            sentences = "" if score.sentences is None else f"{score.sentences:,}"
+            rows.append([score.set, sentences, score.title, score.rounded])
+        yield from _section(title, rows, ("set", "sentences", "metric", "score"), (0, 2))
         signatures = (f"{score.title}|{score.signature}" for score in scores if score.signature)
         yield from _section("Signatures", [[text] for text in dict.fromkeys(signatures)])
         columns = ("corpus", "use", "pairs", "SHA-256")
@@ -144,29 +145,26 @@ def _model(model: "Description") -> Rows:
     kinds = f"{architecture.norm}-norm, {architecture.activation}, {architecture.positions} positions"
     attention = f"{architecture.heads} heads, {kinds}"
     made = describe_origin(info.origin) or "not recorded"
+    longest = f"{config.max_length:,} tokens"
+    if architecture.is_classifier:
+        decoder = "a classifier of sentence pairs"
+        embeddings: Rows = []
+        limits = [["longest side", f"{longest}; longer pairs are not classified"]]
+    else:
+        decoder = f"{architecture.decoder_layers} decoder"
+        embeddings = [["embeddings", _TIED[architecture.tie_embeddings]]]
+        longest += "" if info.export else "; longer lines are split"
+        limits = [["longest source", longest], ["decoding", _decoding(config.decoding)]]
     rows = [
         ["languages", f"{config.source_lang} to {', '.join(config.target_languages)}"],
         ["parameters", size],
-        ["layers", f"{architecture.encoder_layers} encoder, {architecture.decoder_layers} decoder"],
+        ["layers", f"{architecture.encoder_layers} encoder, {decoder}"],
         ["width", f"{architecture.d_model}, feed-forward {architecture.ffn_dim}, {attention}"],
-        ["embeddings", _TIED[architecture.tie_embeddings]],
+        *embeddings,
         ["tokenizer", _tokenizer(model)],
-        [
-            "longest source",
-            f"{config.max_length:,} tokens{'' if info.export else '; longer lines are split'}",
-        ],
-        ["decoding", _decoding(config.decoding)],
+        *limits,
         ["origin", f"{made} by mtrain {info.mtrain}" if info.mtrain else made],
     ]
-    if architecture.is_classifier:
-        replaced = {
-            "layers": f"{architecture.encoder_layers} encoder, a classifier of sentence pairs",
-            "longest source": "",
-            "embeddings": "",
-            "decoding": "",
-        }
-        rows = [[name, replaced.get(name, text)] for name, text in rows if replaced.get(name, text)]
-        rows.insert(-1, ["longest side", f"{config.max_length:,} tokens; longer pairs are not classified"])
     if info.export:
         rows.append(["format", " ".join(filter(None, (info.export.format, info.export.quantization)))])
     return rows
@@ -205,18 +203,11 @@ def _size(size: float) -> str:
     return f"{size:,.1f} GB"
 
 
-def _license(summary: "Summary") -> list[str]:
-    return ["license", summary.license or "not stated; to state it, add `license:` to README.md"]
-
-
 def _training(info: "ModelInfo") -> Rows:
-    training = info.training
-    if training is None:
+    if (training := info.training) is None:
         return []
-    return [
-        ["steps", f"{training.steps:,}"],
-        *_amounts(training.epochs, training.target_tokens, training.seconds),
-    ]
+    amounts = _amounts(training.epochs, training.target_tokens, training.seconds)
+    return [["steps", f"{training.steps:,}"], *amounts]
 
 
 def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> Rows:
@@ -243,10 +234,8 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         if recipe.patience is not None:
             limits[-1] += f" validations ({progress.validations_without_improvement} so far)"
         rows.append(["limits", ", ".join(limits) or "none"])
-        state = (
-            f"finished: {progress.finished}" if progress.finished else "not finished; `mtrain fit` resumes it"
-        )
-        rows.append(["state", state])
+        ending = f"finished: {progress.finished}" if progress.finished else ""
+        rows.append(["state", ending or "not finished; `mtrain fit` resumes it"])
     rows.append(["checkpoints", f"{progress.checkpoints:,}"])
     for name, found in (("best validation", progress.best), ("last validation", progress.last)):
         if found is not None:
@@ -255,16 +244,8 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
     return rows
 
 
-def _scores(scores: "list[Score]") -> Rows:
-    return [
-        [score.set, "" if score.sentences is None else f"{score.sentences:,}", score.title, score.rounded]
-        for score in scores
-    ]
-
-
 def _data(info: "ModelInfo") -> Rows:
-    data = info.data
-    if data is None:
+    if (data := info.data) is None:
         return []
     rows = []
     for use, corpora in (("training", data.train), ("validation", data.validation)):

@@ -20,8 +20,6 @@ def import_(
     ],
     out: Annotated[Path, Argument(metavar="MODEL", help="Model folder to create.")],
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Import a MarianMT model from Hugging Face.
 
@@ -30,7 +28,6 @@ def import_(
     Examples:
         mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.interop.marian import import_marian
 
     import_marian(source, out, options.overrides(set_))
@@ -56,8 +53,6 @@ def export(
         ),
     ] = None,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Export MODEL for another program.
 
@@ -66,7 +61,6 @@ def export(
     Examples:
         mtrain export runs/mine exported --format ctranslate2 --quantization int8
     """
-    terminal.start_logging(quiet, debug)
     if quantization is not None and format != "ctranslate2":
         raise UsageError("--quantization requires --format ctranslate2")
     if input_file is not None:

@@ -18,8 +18,6 @@ def average(
     ],
     output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Model folder to create.")],
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Average the weights of several models.
 
@@ -30,7 +28,6 @@ def average(
     Examples:
         mtrain average runs/base runs/tuned -o models/average
     """
-    terminal.start_logging(quiet, debug)
     if len(models) < 2:
         raise UsageError("average needs two models or more")
     from mtrain.checkpoint.average import average_models
@@ -59,8 +56,6 @@ def rerank(
     batch_tokens: options.BatchTokens = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Choose translations with a reverse model.
 
@@ -72,13 +67,9 @@ def rerank(
         mtrain translate runs/en-de -i new.en --json --n-best 16 -o n-best.jsonl
         mtrain rerank runs/de-en n-best.jsonl -i new.en -o new.de
     """
-    terminal.start_logging(quiet, debug)
     if not 0 <= weight <= 1e9:
         raise UsageError(f"--weight {weight}: must be a number from 0 to 1000000000")
-    for file in (source, n_best):
-        if str(file) == "-":
-            raise UsageError("rerank cannot read from stdin; give files")
-        terminal.require_file(file)
+    terminal.require_files((source, n_best), "rerank")
     require_writable(output_file, (source, n_best))
     from mtrain.decoding.scoring.rerank import read_n_best
     from mtrain.decoding.scoring.rerank import rerank as best_of

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import is_stream, open_output, open_stdout, require_writable
+from mtrain.cli.console.output import is_stream, open_output, print_to_stdout, require_writable
 
 
 def report(
@@ -20,8 +20,6 @@ def report(
     ] = None,
     set_: options.Set = None,
     device: options.Device = "cpu",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a page about one or more runs.
 
@@ -33,7 +31,6 @@ def report(
         mtrain report runs/mine
         mtrain report runs/mine runs/other -o compared.html
     """
-    terminal.start_logging(quiet, debug)
     require_writable(output_file, ())
     sentences = [terminal.require_unicode(text) for text in sentence or []]
     from mtrain.progress_bar import waiting_for
@@ -45,6 +42,5 @@ def report(
         out.write(page)
     if is_stream(output_file):
         return
-    with open_stdout() as out:
-        print(output_file, file=out)
+    print_to_stdout(output_file)
     terminal.suggest("report saved; open it in a browser", str(output_file.resolve()))

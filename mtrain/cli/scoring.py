@@ -51,8 +51,6 @@ def score(
     ] = False,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Score given translations with MODEL.
 
@@ -68,7 +66,6 @@ def score(
         mtrain score runs/en-de --tsv pairs.tsv --reverse runs/de-en -o scored.tsv
         mtrain score runs/classifier --classifier --tsv pairs.tsv -o scored.tsv
     """
-    terminal.start_logging(quiet, debug)
     inputs = _require_inputs(source, target, tsv)
     if tsv is None and (quotes or reverse is not None):
         raise UsageError(f"{'--quotes' if quotes else '--reverse'} needs --tsv")
@@ -138,10 +135,7 @@ def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) 
     given = [file for file in (source, target, tsv) if file is not None]
     if len(given) != (1 if tsv else 2):
         raise UsageError("give both -i and --target, or --tsv alone")
-    for file in given:
-        if str(file) == "-":
-            raise UsageError("score cannot read from stdin; give files")
-        terminal.require_file(file)
+    terminal.require_files(given, "score")
     return given
 
 

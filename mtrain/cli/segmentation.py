@@ -30,8 +30,6 @@ def segment(
     side: Annotated[
         Literal["source", "target"], Option(help="Vocabulary to use, if MODEL has one for each language.")
     ] = "source",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Split text into the subword pieces of MODEL, or join them.
 
@@ -43,7 +41,6 @@ def segment(
         mtrain segment runs/mine 'A dog runs.'
         mtrain segment runs/mine -i new.en --ids -o new.ids
     """
-    terminal.start_logging(quiet, debug)
     typed, input_file = terminal.typed_input(text, input_file)
     if input_file is not None:
         terminal.require_file(input_file)

@@ -3,13 +3,14 @@
 import json
 import logging
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.output import open_stdout, print_to_stdout
 from mtrain.cli.console.tables import format_scores, format_table
 from mtrain.cli.data import fit_command
 from mtrain.distributed.launch import read_launch
@@ -35,8 +36,6 @@ def fit(
     no_check: options.NoCheck = False,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Train a model on the corpora of CONFIG.
 
@@ -48,7 +47,6 @@ def fit(
         mtrain fit mine.yaml --run-dir runs/seed2 --set seed=2
         torchrun --nproc-per-node 8 -m mtrain fit mine.yaml
     """
-    terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
@@ -92,8 +90,6 @@ def plan(
     run_dir: options.RunDir = None,
     json_: options.Json = False,
     set_: options.Set = None,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Predict memory, FLOPs, hours and cost of a run.
 
@@ -105,7 +101,6 @@ def plan(
         mtrain plan mine.yaml
         mtrain plan mine.yaml --hardware h100 --devices 8 --price 2.50
     """
-    terminal.start_logging(quiet, debug)
     if price is not None and not 0 <= price <= 1e9:
         raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
     from mtrain.config.load import load_config
@@ -115,11 +110,10 @@ def plan(
     from mtrain.planning.plan_report import plan_notes, plan_rows
 
     found = make_plan(loaded, hardware, devices, price)
-    with open_stdout() as out:
-        if json_:
-            print(json.dumps(found.to_json(), indent=1), file=out)
-        else:
-            lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
-            lines += (terminal.wrap(note, out) for note in plan_notes(found))
-            out.writelines(f"{line}\n" for line in lines)
+    if json_:
+        print_to_stdout(json.dumps(found.to_json(), indent=1))
+    else:
+        lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
+        lines += (terminal.wrap(note, sys.stdout) for note in plan_notes(found))
+        print_to_stdout("\n".join(lines))
     terminal.suggest("next", fit_command(config, run_dir, set_))

@@ -68,9 +68,8 @@ def merge(base: Any, value: Any, key_path: tuple[Any, ...] = ()) -> Any:
 
 def kinds_of_corpus(key_path: tuple[Any, ...], keys: Iterable[Any]) -> set[str]:
     """The keys that give the kind of the corpus at `key_path`, such as tsv. Empty if no corpus is there."""
-    is_corpus = key_path in (("data", "train"), ("data", "validation")) or (
-        len(key_path) == 3 and key_path[:2] == ("data", "test")
-    )
+    is_test_set = len(key_path) == 3 and key_path[:2] == ("data", "test")
+    is_corpus = is_test_set or key_path in (("data", "train"), ("data", "validation"))
     return {*keys} & CORPUS_KINDS if is_corpus else set()
 
 

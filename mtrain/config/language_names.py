@@ -4,7 +4,6 @@ import locale
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 # A language with a script, a region or a variant: zh_Hans, pt-BR, sr-Latn-RS, ca-valencia. Scripts may be in
 # lower case if they are not words.
@@ -39,13 +38,6 @@ _MEMBERS = {  # individual languages for which the code of their macrolanguage i
     **{"npi": "ne", "ory": "or", "pes": "fa", "swh": "sw", "uzn": "uz", "ydd": "yi", "zsm": "ms"},
 }
 _CODES = {name.lower(): code for code, name in _NAMES.items()} | _MEMBERS
-
-
-class Named(NamedTuple):
-    """A word in a name that stands for a language."""
-
-    place: int  # of the word in the name
-    code: str
 
 
 def find_language(word: str) -> str | None:
@@ -134,16 +126,16 @@ def certainty(word: str) -> int:
     return int(len(word) < 4 and word.lower() not in _OTHER_MEANINGS)
 
 
-def languages_in(words: Sequence[str], least: int = 2) -> list[Named]:
-    """The words that stand for a language with a certainty of at least `least`, in order."""
-    found = ((index, find_language(word)) for index, word in enumerate(words) if certainty(word) >= least)
-    return [Named(index, code) for index, code in found if code is not None]
+def languages_in(words: Sequence[str], least: int = 2) -> list[str]:
+    """The codes of the words that stand for a language with a certainty of at least `least`, in order."""
+    codes = (find_language(word) for word in words if certainty(word) >= least)
+    return [code for code in codes if code is not None]
 
 
 def languages_of_pair(name: str) -> list[str]:
     """The codes of the two languages in a name such as `train.en-csb.tsv`; empty if there is no such pair."""
     found = languages_in(words_of(name))
-    if len({language.code for language in found}) != 2 and (match := _PAIR.search(name)):
+    if len(set(found)) != 2 and (match := _PAIR.search(name)):
         found = languages_in(match.groups(), 1)
-    codes = [*dict.fromkeys(language.code for language in found)]
+    codes = [*dict.fromkeys(found)]
     return codes if len(codes) == 2 else []

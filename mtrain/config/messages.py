@@ -22,19 +22,16 @@ def explain(error: ValidationError, section: type[BaseModel]) -> tuple[Keys, str
     others = sum(_find(schema, problem["loc"])[0] != keys for problem in problems)
     message = _message(problems[0], field, schema, description)
     message += f" (and {others} more error{'s' * (others > 1)})" if others else ""
+    where = f"{'.'.join(map(str, keys))}: " if keys else ""
     if problems[0]["type"] == "unknown_key":
-        return (*keys, problems[0]["ctx"]["key"]), f"{_dotted(keys)}{message}"
-    return keys, f"{_dotted(keys)}{message}"
+        keys = (*keys, problems[0]["ctx"]["key"])
+    return keys, f"{where}{message}"
 
 
 @cache
 def _schema_of(section: type[BaseModel]) -> dict[str, Any]:
     """The JSON schema of a section, which takes longer to generate than a config to validate."""
     return section.model_json_schema()
-
-
-def _dotted(keys: Keys) -> str:
-    return f"{'.'.join(map(str, keys))}: " if keys else ""
 
 
 def _message(problem: ErrorDetails, field: dict[str, Any], schema: dict[str, Any], description: str) -> str:
@@ -81,7 +78,8 @@ def _find(schema: dict[str, Any], location: Sequence[int | str]) -> tuple[Keys, 
 
 def _child(field: dict[str, Any], part: int | str, schema: dict[str, Any]) -> dict[str, Any] | None:
     """The schema of a key or list index below a field."""
-    field = _resolved(field, schema)
+    if "$ref" in field:
+        field = schema["$defs"][field["$ref"].rpartition("/")[2]]
     for alternative in field.get("anyOf", ()):
         if (found := _child(alternative, part, schema)) is not None:
             return found
@@ -90,13 +88,6 @@ def _child(field: dict[str, Any], part: int | str, schema: dict[str, Any]) -> di
     others = field.get("items" if isinstance(part, int) else "additionalProperties")
     found = field.get("properties", {}).get(part, others if part != "[key]" else None)
     return found if isinstance(found, dict) else None
-
-
-def _resolved(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    if "$ref" not in field:
-        return field
-    definition: dict[str, Any] = schema["$defs"][field["$ref"].rpartition("/")[2]]
-    return definition
 
 
 def accepted_values(field: dict[str, Any], schema: dict[str, Any]) -> str:
@@ -136,6 +127,5 @@ def _numbers(field: dict[str, Any]) -> str:
     if lowest is not None and highest is not None:
         return f"{name} from {lowest} to {highest}"
     limits = {"of at least": lowest, "above": above, "at most": highest, "below": below}
-    return (
-        f"{name} {' and '.join(f'{words} {limit}' for words, limit in limits.items() if limit is not None)}"
-    )
+    given = [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
+    return f"{name} {' and '.join(given)}"

@@ -105,7 +105,8 @@ class Budget(NamedTuple):
         """What limits a run at `speed` target tokens/s."""
         limits: list[Limit] = []
         if self.steps is not None:
-            batch = min(_batch_for_steps(self.steps), choose_batch(useful_tokens(size)))
+            steady = _power_of_two(0.16 * self.steps)  # the solution of b = 0.4 * sqrt(steps * b)
+            batch = min(steady, choose_batch(useful_tokens(size)))
             batch = self.batch_tokens or max(batch, self.least_batch)
             limits.append(Limit(self.steps * batch, f"{self.steps:,} steps"))
         if self.epochs is not None:
@@ -119,14 +120,10 @@ class Budget(NamedTuple):
             limits.append(Limit(tokens, f"{self.minutes:g} minutes", is_time=True))
         return min(limits)
 
-    def tokens(self, size: CorpusSize, speed: float) -> float:
-        """About how many target tokens a run trains on, at `speed` target tokens/s."""
-        return self.limit(size, speed).tokens
-
     def batch(self, size: CorpusSize, speed: float) -> int:
         """`training.batch_tokens`: as given, or chosen. That of a run that is longer than is useful suits the
         useful part, because it may end early."""
-        tokens = min(self.tokens(size, speed), useful_tokens(size))
+        tokens = min(self.limit(size, speed).tokens, useful_tokens(size))
         return self.batch_tokens or max(choose_batch(tokens), self.least_batch)
 
     def validations(self, tokens: float, size: CorpusSize) -> int:
@@ -185,11 +182,6 @@ def choose_batch(tokens: float) -> int:
     better than 4,096. WMT14, 2.5 billion: 25,000 in Vaswani et al. (2017).
     """
     return _power_of_two(0.4 * math.sqrt(tokens))
-
-
-def _batch_for_steps(steps: int) -> int:
-    """The batch size of a run of `steps` steps: the solution of b = 0.4 * sqrt(steps * b)."""
-    return _power_of_two(0.16 * steps)
 
 
 def _power_of_two(number: float) -> int:
@@ -251,9 +243,9 @@ def choose_training(
     # If the time ends before the given max_steps, a cosine schedule would not reach zero.
     if budget.unlimited or (limit.is_time and budget.steps is not None):
         reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
-        return [
-            *choices,
-            Choice("training.schedule", "inverse_sqrt", reason),
-            Choice("training.ema_decay", ema_decay(steps), "the learning rate does not end at zero"),
-        ]
-    return [*choices, Choice("training.schedule", "cosine", "the number of steps is known")]
+        choices.append(Choice("training.schedule", "inverse_sqrt", reason))
+        reason = "the learning rate does not end at zero"
+        choices.append(Choice("training.ema_decay", ema_decay(steps), reason))
+    else:
+        choices.append(Choice("training.schedule", "cosine", "the number of steps is known"))
+    return choices

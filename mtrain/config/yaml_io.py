@@ -87,9 +87,8 @@ class _YamlLoader(yaml.SafeLoader):
         keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in keys:
-                problem = f"'{key}' is given twice" if isinstance(key, Hashable) else "a key must be a scalar"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            _require(isinstance(key, Hashable), "a key must be a scalar", key_node.start_mark)
+            _require(key not in keys, f"'{key}' is given twice", key_node.start_mark)
             keys.add(key)
         return super().construct_mapping(node, deep)
 

@@ -92,8 +92,8 @@ def choose_sides(
         return ChosenSides(source, target)
     if source is not None or target is not None:
         rest = [side for side in sides if side is not source and side is not target]
-        other, certain = _other(rest, TARGET_WORDS if target is None else SOURCE_WORDS)
-        return ChosenSides(source or other, target or other, certain)
+        rest = _with_word(rest, TARGET_WORDS if target is None else SOURCE_WORDS) or rest
+        return ChosenSides(source or rest[0], target or rest[0], certain=len(rest) == 1)
     return _choose_two(sides)
 
 
@@ -131,12 +131,6 @@ def _by_language(sides: Sequence[FoundText], language: str | None) -> FoundText 
     found = [side for side in sides if is_same_language(side.language, code)]
     found = [side for side in found if side.language == code] or found
     return found[0] if len(found) == 1 else None
-
-
-def _other(sides: Sequence[FoundText], words: frozenset[str]) -> tuple[FoundText, bool]:
-    """One of the other texts, and whether no other one could be meant."""
-    found = _with_word(sides, words) or sides
-    return found[0], len(found) == 1
 
 
 def _with_word(sides: Sequence[FoundText], words: frozenset[str]) -> list[FoundText]:

@@ -21,7 +21,6 @@ from mtrain.progress_bar import ProgressBar
 log = logging.getLogger(__name__)
 
 _PARSED = 100  # blocks of pairs whose text is checked; later ones are counted
-_SAMPLED = 20  # pairs of each of these blocks
 _BAD = 0.1  # share of unreadable pairs from which on a corpus is not accepted
 
 
@@ -32,7 +31,7 @@ class InspectedCorpus(NamedTuple):
     pairs: int
     unreadable: int
     problem: str  # of the first unreadable pair
-    sample: list[Pair]
+    first: Pair  # that has text on both sides
 
 
 class Inspected(NamedTuple):
@@ -65,14 +64,14 @@ def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: ChosenSide
 
 
 def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCorpus:
-    """Count the pairs of a corpus, and check and sample the text of the first million.
+    """Count the pairs of a corpus, and check the text of the first million.
 
     Raises DataError if there is no pair, if the sides differ in length, or if many pairs cannot be read.
     """
     corpus: Corpus = TypeAdapter(Corpus).validate_python(spec_of(group, kind, sides))
     pairs = parsed = 0
     errors: list[DataError] = []
-    sample: list[Pair] = []
+    first: Pair | None = None
     with ProgressBar("read", "pairs") as progress:
         for number, raw in enumerate(read_blocks(corpus)):
             progress.add(raw.end.first - raw.first)
@@ -80,9 +79,8 @@ def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCor
             if number < _PARSED:
                 block, parsed = parse_block(raw, corpus), pairs
                 errors += block.errors.values()
-                usable = block.usable()
-                step = -(-len(usable.sources) // _SAMPLED) or 1
-                sample += map(Pair, usable.sources[::step], usable.targets[::step])
+                if first is None and (usable := block.usable()).sources:
+                    first = Pair(usable.sources[0], usable.targets[0])
             elif isinstance(corpus, ParquetCorpus):  # whose rows are slow to read
                 pairs = count_rows(files_of(corpus))
                 break
@@ -90,9 +88,9 @@ def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCor
     if len(errors) > _BAD * parsed:
         hint = "; convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW" if "UTF-8" in str(errors[0]) else ""
         raise DataError(f"{name}: {len(errors):,} of {parsed:,} pairs cannot be read: {errors[0]}{hint}")
-    if not sample:
+    if first is None:
         raise DataError(f"{name}: no pair of sentences")
-    return InspectedCorpus(group, pairs, len(errors), str(errors[0]) if errors else "", sample)
+    return InspectedCorpus(group, pairs, len(errors), str(errors[0]) if errors else "", first)
 
 
 def spec_of(group: Group, kind: Kind, sides: ChosenSides) -> dict[str, Any]:

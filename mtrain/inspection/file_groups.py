@@ -123,7 +123,7 @@ def _own_languages(files: Sequence[str]) -> tuple[str | None, ...]:
     """For each of two files, the language that its name contains more often than the other name, or else
     the rare language of its suffix."""
     words = [[word for word in words_of(file) if f".{word}" not in COMPRESSION] for file in files]
-    first, second = (Counter(language.code for language in languages_in(own)) for own in words)
+    first, second = (Counter(languages_in(own)) for own in words)
     languages = []
     for certain, own in zip((first - second, second - first), words, strict=True):
         rare = [find_language(word) for word in own[-1:] if certainty(word) == 1]
@@ -149,10 +149,9 @@ def divide_by_role(groups: Sequence[Group]) -> Roles:
 def _role_of(group: Group) -> Role:
     """The role that the name of the first file says or, if it says nothing, that of its folder."""
     path = Path(group.files[0])
-    for name in (path.name, path.parent.name):
-        for word in words_of(name):
-            if word.lower() in _ROLES:
-                return _ROLES[word.lower()]
+    for word in (*words_of(path.name), *words_of(path.parent.name)):
+        if word.lower() in _ROLES:
+            return _ROLES[word.lower()]
     return "train"
 
 
@@ -164,7 +163,8 @@ def find_siblings(train: Group) -> Roles:
     roles = Roles([], [], [])
     for words in sorted(common, key=lambda words: (len(words), words)):
         group = Group(tuple(str(found[words]) for found in by_file), train.languages)
-        kind = roles.validation if _role_of_word(words) == "validation" else roles.test
+        is_validation = _ROLES[words_of(words)[0].lower()] == "validation"
+        kind = roles.validation if is_validation else roles.test
         if kind is roles.test or not roles.validation:
             kind.append(group)
     return roles
@@ -180,10 +180,6 @@ def _replacements(path: Path) -> dict[str, Path]:
     pattern = re.compile(rf"{start}((?:{words})(?:[\d._-].*)?){end}", re.IGNORECASE)
     found = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
     return {match[1]: file for match, file in found if match and file.is_file()}
-
-
-def _role_of_word(words: str) -> Role:
-    return _ROLES[words_of(words)[0].lower()]
 
 
 def names_of_test_sets(groups: Iterable[Group]) -> list[str]:

@@ -23,17 +23,14 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
 }
-_UNSUPPORTED = {
-    **dict.fromkeys(
-        (".csv", ".xlsx", ".xls", ".ods"), "save the table as TSV (separated by tabs) or Parquet"
-    ),
-    **dict.fromkeys(
-        (".tmx", ".xml", ".xliff", ".sgm"), "convert it to TSV, with one pair of sentences per line"
-    ),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack it, and give the files in it"),
-    **dict.fromkeys((".bz2", ".xz", ".lzma"), "decompress it, or compress it with gzip or zstd"),
-    **dict.fromkeys((".pdf", ".doc", ".docx"), "save it as plain text, with one sentence per line"),
+_ADVICE = {  # for unsupported files, by their suffixes
+    (".csv", ".xlsx", ".xls", ".ods"): "save the table as TSV (separated by tabs) or Parquet",
+    (".tmx", ".xml", ".xliff", ".sgm"): "convert it to TSV, with one pair of sentences per line",
+    (".zip", ".tar", ".tgz", ".7z"): "unpack it, and give the files in it",
+    (".bz2", ".xz", ".lzma"): "decompress it, or compress it with gzip or zstd",
+    (".pdf", ".doc", ".docx"): "save it as plain text, with one sentence per line",
 }
+_UNSUPPORTED = {suffix: advice for suffixes, advice in _ADVICE.items() for suffix in suffixes}
 _TABLES = frozenset({".csv", ".tab", ".tsv", ".xls"})  # suffixes of tables that are also language codes
 _QUOTED = re.compile('"[^"]*"')
 _HEAD = 100  # lines that are read to find out what a file contains
@@ -73,7 +70,7 @@ def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[
         _require_text(file)
     if kind != "text" or len(train) > 1:
         return kind
-    head = [line for line in islice(read_lines(files[0]), _HEAD) if isinstance(line, str)]
+    head = _first_lines(files[0], _HEAD)
     if head and head[0].startswith("{"):
         return "jsonl"
     if not head or sum("\t" in line for line in head) > len(head) / 2:
@@ -123,7 +120,7 @@ def _is_plain_text(file: Path) -> bool:
 def _is_table(file: Path) -> bool:
     """Whether most lines of a file have a tab, or all have the same number of other separators, which are
     not followed by a space as in sentences."""
-    head = [line for line in islice(read_lines(file), _HEAD) if isinstance(line, str)]
+    head = _first_lines(file, _HEAD)
     cells = ({len(re.findall(rf"{mark}(?! |$)", _QUOTED.sub("", line))) for line in head} for mark in ",;")
     is_regular = any(len(found) == 1 and found != {0} for found in cells)
     return is_regular or sum("\t" in line for line in head) > len(head) / 2
@@ -147,19 +144,18 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Found
     if kind == "text":
         marks = [split_side(file)[1] for file in group.files]
         is_marked = marks == ["source", "target"] and not any(group.languages)
-        sides = [
-            FoundText(file, index, _sample_of(file), language, is_file=True, is_marked=is_marked)
-            for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True))
-        ]
+        sides = []
+        for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True)):
+            texts = _first_lines(expand(file)[0], SAMPLE)
+            sides.append(FoundText(file, index, texts, language, is_file=True, is_marked=is_marked))
         return with_languages(sides, Path(group.files[0]).name if is_marked else "")
     [file] = group.files
     table = read_table(expand(file)[0], kind)
-    columns = text_columns(table)
-    columns = [
-        column for column in table.columns if column in columns or {column.name, str(column.key)} & {*keys}
-    ]
+    with_text = text_columns(table)
     sides = [
-        FoundText(column.name, column.key, column.texts, _language_of(column.name)) for column in columns
+        FoundText(column.name, column.key, column.texts, _language_of(column.name))
+        for column in table.columns
+        if column in with_text or {column.name, str(column.key)} & {*keys}
     ]
     if len(sides) < 2:
         found = ", ".join(column.name for column in table.columns)
@@ -171,10 +167,11 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Found
     return with_languages(sides, Path(file).name)
 
 
-def _sample_of(file: str) -> list[str]:
-    return [line for line in islice(read_lines(expand(file)[0]), SAMPLE) if isinstance(line, str)]
+def _first_lines(file: Path, count: int) -> list[str]:
+    """The lines of text among the first ones of a file."""
+    return [line for line in islice(read_lines(file), count) if isinstance(line, str)]
 
 
 def _language_of(name: str) -> str | None:
     found = languages_in(words_of(name)) or languages_in(words_of(name)[-1:], 1)
-    return found[-1].code if found else None
+    return found[-1] if found else None

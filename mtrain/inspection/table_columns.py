@@ -137,9 +137,8 @@ def _json_records(file: Path) -> Iterable[Any]:
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
         if number == 1 and not isinstance(record, dict):
-            hint = (
-                "jq -c '.[]' OLD > NEW converts a JSON array" if line.lstrip().startswith("[") else line[:40]
-            )
+            is_array = line.lstrip().startswith("[")
+            hint = "jq -c '.[]' OLD > NEW converts a JSON array" if is_array else line[:40]
             raise DataError(f"{file}:1: not JSONL, which has one JSON object per line; {hint}")
         yield record
 
@@ -168,9 +167,7 @@ def text_columns(table: Table) -> list[TableColumn]:
 def _is_text(texts: Sequence[str]) -> bool:
     filled = [text for text in texts if text.strip()]
     like_sentences = sum(map(_is_sentence, filled))
-    if not filled or like_sentences < len(filled) / 2:
-        return False
-    return not _is_same(filled)
+    return bool(filled) and like_sentences >= len(filled) / 2 and not _is_same(filled)
 
 
 def _is_same(texts: Sequence[str]) -> bool:

@@ -90,16 +90,13 @@ class Program(_Help, TyperGroup):
         advice = f"did you mean {near[0]}?" if near else "mtrain --help lists the commands"
         raise UsageError(f"{name}: no such command; {advice}")
 
-    def format_commands(self, context: Any, formatter: Any) -> None:
+    def format_options(self, context: Any, formatter: Any) -> None:
         groups: dict[str, list[_Row]] = {}
         command: Any
         for name, command in self.commands.items():
             purpose = command.get_short_help_str(limit=1000)
             groups.setdefault(command.rich_help_panel, []).append((name, purpose))
         _write_groups(formatter, groups)
-
-    def format_options(self, context: Any, formatter: Any) -> None:
-        self.format_commands(context, formatter)
         super().format_options(context, formatter)
 
 
@@ -119,9 +116,8 @@ def _write_groups(formatter: Any, groups: dict[str, list[_Row]]) -> None:
     for group, rows in groups.items():
         if rows:
             with formatter.section(typer.style(group, bold=True)):
-                formatter.write_dl(
-                    [(name.ljust(width), _in_words(help_)) for name, help_ in rows], _WIDEST_NAME
-                )
+                aligned = [(name.ljust(width), _in_words(help_)) for name, help_ in rows]
+                formatter.write_dl(aligned, _WIDEST_NAME)
 
 
 def _in_words(help_: str) -> str:

@@ -1,15 +1,17 @@
 """Arguments and options that several commands share."""
 
+import inspect
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Argument, Option
 
 from mtrain.cli.console.help import GENERAL
-from mtrain.cli.console.terminal import restore_utf8
+from mtrain.cli.console.terminal import restore_utf8, start_logging
 from mtrain.paths import path_of
 
 # Options of long commands, by group.
@@ -74,8 +76,26 @@ Device = Annotated[
 NoCheck = Annotated[
     bool, Option("--no-check", help="Do not check the corpora before encoding them (data.check).")
 ]
-Quiet = Annotated[bool, general("--quiet", help="Print only warnings and errors.")]
-Debug = Annotated[bool, general("--debug", help="Print debug messages and tracebacks.")]
+_Quiet = Annotated[bool, general("--quiet", help="Print only warnings and errors.")]
+_Debug = Annotated[bool, general("--debug", help="Print debug messages and tracebacks.")]
+
+
+def with_logging(function: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options that all commands have, --quiet and --debug, which starts logging."""
+
+    @wraps(function)
+    def command(*, quiet: bool, debug: bool, **given: Any) -> None:
+        start_logging(quiet, debug)
+        function(**given)
+
+    added = {"quiet": _Quiet, "debug": _Debug}
+    signature = inspect.signature(function)
+    parameters = [*signature.parameters.values()]
+    for name, annotation in added.items():
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=annotation))
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {**function.__annotations__, **added}
+    return command
 
 
 def expand_home_in_paths(function: Callable[..., None]) -> None:
@@ -95,9 +115,8 @@ def _typed_path(value: Any) -> Path:
 
 def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:
     """The assignments of --set, followed by one for each option that was given."""
-    given = {key: value for key, value in options.items() if value is not None}
-    assignments = [
-        *(set_ or []),
-        *(f"{section}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()),
-    ]
+    assignments = [*(set_ or [])]
+    for key, value in options.items():
+        if value is not None:
+            assignments.append(f"{section}{key}={json.dumps(value, ensure_ascii=False)}")
     return [restore_utf8(assignment) for assignment in assignments]

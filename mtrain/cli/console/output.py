@@ -71,6 +71,12 @@ def open_stdout() -> Iterator[IO[str]]:
         discard_output()
 
 
+def print_to_stdout(text: object) -> None:
+    """Print a line, or several, on stdout, as `open_stdout` does."""
+    with open_stdout() as out:
+        print(text, file=out)
+
+
 @contextmanager
 def open_output(path: Path | None) -> Iterator[IO[str]]:
     """Open stdout, a device or a pipe, or a file, which is replaced if the block succeeds.
@@ -87,7 +93,11 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
         with _opened(written, path) as stream:
             yield shown_on(stream)
         if written is not place:
-            _put_in_place(written, place)
+            from mtrain.storage.atomic import replace_durably
+
+            if place.exists():
+                written.chmod(place.stat().st_mode)
+            replace_durably(written, place)
     except BrokenPipeError:  # of stdout, which the block may write to as well
         raise
     except OSError as error:
@@ -162,12 +172,3 @@ def _opened(written: Path, path: Path) -> Iterator[IO[str]]:
             stream = pa.output_stream(raw, compression=compression)
         with io.TextIOWrapper(stream, encoding="utf-8", newline="\n") as text:
             yield text
-
-
-def _put_in_place(written: Path, place: Path) -> None:
-    """Give a complete file the permissions and the name of the one it replaces."""
-    from mtrain.storage.atomic import replace_durably
-
-    if place.exists():
-        written.chmod(place.stat().st_mode)
-    replace_durably(written, place)

@@ -65,6 +65,11 @@ def start_logging(quiet: bool, debug: bool) -> None:
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 
 
+def print_to_stderr(text: str) -> None:
+    """Print text on stderr, with control characters escaped."""
+    print(escape_control_characters(text), file=sys.stderr)
+
+
 def use_command(model: str, classifies: bool) -> str:
     """The command that uses a model."""
     folder = shlex.quote(model)
@@ -145,6 +150,15 @@ def require_file(path: Path) -> None:
     """Raise DataError if an input file is missing or a folder; `-`, stdin, is always accepted."""
     if str(path) != "-" and (path.is_dir() or not path.exists()):
         raise DataError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+
+
+def require_files(paths: Iterable[Path], command: str) -> None:
+    """Raise UsageError if one of the input files of a command is `-`, stdin, which it cannot read, and
+    DataError if one is missing or a folder."""
+    for path in paths:
+        if str(path) == "-":
+            raise UsageError(f"{command} cannot read from stdin; give files")
+        require_file(path)
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -1,31 +1,20 @@
 """`mtrain evaluate`."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import open_stdout
+from mtrain.cli.console.output import print_to_stdout
 from mtrain.cli.evaluate.checks import check_inputs, check_metrics, refuse_unused
-from mtrain.cli.evaluate.results import Outputs, report_results
-from mtrain.cli.evaluate.systems import (
-    Evaluated,
-    EvaluationInputs,
-    Report,
-    Require,
-    evaluate_files,
-    evaluate_models,
-)
+from mtrain.cli.evaluate.results import Metrics, Outputs
+from mtrain.cli.evaluate.systems import EvaluationInputs, evaluate_files, evaluate_models
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
 from mtrain.paths import path_of
-
-if TYPE_CHECKING:
-    from mtrain.evaluation.evaluate import TestSet
 
 metric_option = partial(Option, rich_help_panel="Metrics")
 comet_option = partial(Option, rich_help_panel="COMET")
@@ -119,8 +108,6 @@ def evaluate(
     batch_tokens: options.BatchTokens = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Compute BLEU, chrF and TER with sacreBLEU.
 
@@ -132,7 +119,6 @@ def evaluate(
         mtrain evaluate runs/mine --compare runs/other --html differences.html
         mtrain evaluate --hypotheses new.de --reference right.de
     """
-    terminal.start_logging(quiet, debug)
     if setup_comet is not None:
         if any((model, source, hypotheses, compare)):
             raise UsageError("--setup-comet only makes an environment; leave out MODEL and the files")
@@ -168,58 +154,30 @@ def evaluate(
     decoding_settings = [assignment for assignment in settings if assignment not in data_settings]
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
-    gpus = "0" if device == "cpu" else "auto"
-    require, report = _metric_functions(names, lowercase, bleu_tokenize, comet, comet_model, gpus, outputs)
+    from mtrain.evaluation.comet import DEFAULT_MODEL, comet_python
+
+    wanted = Metrics(
+        names=names,
+        lowercase=lowercase,
+        bleu_tokenize=bleu_tokenize,
+        comet_model=str(path_of(comet_model or DEFAULT_MODEL)),
+        gpus="0" if device == "cpu" else "auto",
+    )
+    wanted.make(None)  # an error before any work
+    if "comet" in names and read_launch().rank == 0:
+        wanted = wanted._replace(comet=comet_python(comet))
     if not translating:
-        evaluate_files(inputs, report)
+        evaluate_files(inputs, wanted, outputs)
         return
-    evaluate_models(inputs, decoding_settings, data_settings, beam_size, device, require, report)
+    evaluate_models(inputs, decoding_settings, data_settings, beam_size, device, wanted, outputs)
     first = shlex.quote(str(inputs.models[0]))
     terminal.suggest("to translate a file", f"mtrain translate {first} -i FILE -o FILE")
-
-
-def _metric_functions(
-    names: Sequence[str],
-    lowercase: bool,
-    bleu_tokenize: str | None,
-    comet: Path | None,
-    comet_model: str | None,
-    gpus: str,
-    outputs: Outputs,
-) -> tuple[Require, Report]:
-    """What checks that the metrics are available for a test set, and what scores translations by them.
-
-    Raises UsageError for an unknown metric or tokenizer, and if the environment of COMET is missing. Whether
-    the tokenizer of a language is installed is left to the check.
-    """
-    from mtrain.evaluation.comet import DEFAULT_MODEL, Comet, CometProcess, comet_python
-    from mtrain.evaluation.metrics import make_metrics
-
-    def metrics(target: str | None, make_comet: Callable[[], Any] = lambda: None) -> dict[str, Any]:
-        return make_metrics(names, target, lowercase, bleu_tokenize, make_comet)
-
-    def require(test: "TestSet", language: str | None) -> None:
-        metrics(test.target_lang(language))
-
-    metrics(None)  # an error before any work
-    python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
-
-    def report(evaluated: Iterable[Evaluated], language: str | None) -> None:
-        with CometProcess(python, str(path_of(comet_model or DEFAULT_MODEL)), gpus) as process:
-
-            def metrics_for(test: "TestSet") -> dict[str, Any]:
-                return metrics(test.target_lang(language), lambda: Comet(process, test.sources))
-
-            report_results(evaluated, metrics_for, outputs)
-
-    return require, report
 
 
 def _set_up_comet(folder: Path) -> None:
     from mtrain.evaluation.comet import VARIABLE, set_up_comet
 
     set_up_comet(folder)
-    with open_stdout() as out:
-        print(folder, file=out)
+    print_to_stdout(folder)
     place = shlex.quote(str(folder.resolve()))
     terminal.suggest("to use it", f"export {VARIABLE}={place}; mtrain evaluate MODEL --metrics bleu,comet")

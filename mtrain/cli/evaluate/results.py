@@ -3,16 +3,16 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from mtrain.cli.console.output import open_output, open_stdout
+from mtrain.cli.console.output import open_output, print_to_stdout
 from mtrain.cli.console.tables import format_scores, format_table, wrap_signature
-from mtrain.cli.evaluate.systems import Evaluated
 
 if TYPE_CHECKING:
     from mtrain.evaluation.compare import MetricComparison, PairedScore
-    from mtrain.evaluation.evaluate import TestSet
+    from mtrain.evaluation.evaluate import Output, TestSet
     from mtrain.evaluation.lengths import LengthBucket
     from mtrain.evaluation.metrics import MetricScore
 
@@ -27,6 +27,36 @@ class Outputs(NamedTuple):
     summary: bool  # of the scores of all test sets, in one table
 
 
+class Metrics(NamedTuple):
+    """The metrics to compute."""
+
+    names: Sequence[str]
+    lowercase: bool
+    bleu_tokenize: str | None  # None: the tokenizer for the language
+    comet_model: str
+    gpus: str  # that COMET uses
+    comet: Path = Path()  # Python in the environment of COMET
+
+    def make(self, language: str | None, comet: Callable[[], Any] = lambda: None) -> dict[str, Any]:
+        """The metrics for a language of the translations, if it is known. `comet` makes COMET. Raises
+        UsageError for an unknown metric or tokenizer, or one that is not installed."""
+        from mtrain.evaluation.metrics import make_metrics
+
+        return make_metrics(self.names, language, self.lowercase, self.bleu_tokenize, comet)
+
+
+class Evaluated(NamedTuple):
+    """The translations of a test set by each system. The first system is the baseline."""
+
+    test: "TestSet"
+    outputs: "dict[str, Output]"
+
+    @property
+    def systems(self) -> dict[str, list[str]]:
+        """The translations by each system."""
+        return {name: output.texts for name, output in self.outputs.items()}
+
+
 class _Result(NamedTuple):
     """The scores of the systems on a test set."""
 
@@ -37,17 +67,19 @@ class _Result(NamedTuple):
     sentences: dict[str, dict[str, list[float]]]  # by system and metric, if something needs them
 
     def as_json(self) -> dict[str, Any]:
-        test, problems = self.evaluated.test, self.evaluated.problems
+        test, outputs = self.evaluated.test, self.evaluated.outputs
         record: dict[str, Any] = {
             "sentences": len(test.references[0]),
             "scores": [score._asdict() for score in self.scores],
         }
         if test.direction:
             record["direction"] = str(test.direction)
-        if known := {system: counts for system, counts in problems.items() if counts is not None}:
+        if known := {
+            name: output.problems for name, output in outputs.items() if output.problems is not None
+        }:
             record["problems"] = known
         if self.comparisons:
-            record["baseline"] = next(iter(self.evaluated.systems))
+            record["baseline"] = next(iter(outputs))
             record["comparisons"] = [
                 {**comparison._asdict(), "scores": [score._asdict() for score in comparison.scores]}
                 for comparison in self.comparisons
@@ -64,34 +96,39 @@ class _Result(NamedTuple):
 
 
 def report_results(
-    evaluated: Iterable[Evaluated], metrics_for: Callable[["TestSet"], dict[str, Any]], outputs: Outputs
+    evaluated: Iterable[Evaluated], language: str | None, metrics: Metrics, outputs: Outputs
 ) -> None:
-    """Score translations, print the scores of each test set as soon as they are known, and write the files.
-    `metrics_for` makes the metrics for a test set."""
+    """Score translations into a language, if it is known, print the scores of each test set as soon as they
+    are known, and write the files."""
+    from mtrain.evaluation.comet import Comet, CometProcess
     from mtrain.progress_bar import waiting_for
 
     report, results = {}, []
     with ExitStack() as stack:
+        process = stack.enter_context(CometProcess(metrics.comet, metrics.comet_model, metrics.gpus))
         table = None
         if outputs.sentence_scores is not None:
             table = stack.enter_context(open_output(outputs.sentence_scores))
         rows = []
         for each in evaluated:
+            comet = partial(Comet, process, each.test.sources)
             with waiting_for(f"{each.test.name}: scoring"):
-                result = _score(each, metrics_for(each.test), outputs)
+                result = _score(each, metrics.make(each.test.target_lang(language), comet), outputs)
             report[each.test.name] = result.as_json()
             scores = (f"{score.score:.{_digits(score.metric)}f}" for score in result.scores)
             rows.append([each.test.name, *scores])
             if not outputs.json:
-                _print("\n".join(_lines_of(result)))
+                # Each time anew, so that files are complete even if the reader of stdout exits.
+                print_to_stdout("\n".join(_lines_of(result)))
             if table is not None:
                 _write_sentences(result, table, header=len(report) == 1)
             if outputs.html is not None:
                 results.append(result)
         if outputs.summary and not outputs.json and rows:
-            _print("\n".join(format_table(rows, ["test set", *(score.metric for score in result.scores)])))
+            header = ["test set", *(score.metric for score in result.scores)]
+            print_to_stdout("\n".join(format_table(rows, header)))
     if outputs.json:
-        _print(json.dumps(report, indent=1))
+        print_to_stdout(json.dumps(report, indent=1))
     if outputs.html is not None:
         _write_html(results, outputs.html)
 
@@ -99,11 +136,6 @@ def report_results(
 def _digits(metric: str) -> int:
     """The number of decimals of a score; COMET is at most about 1."""
     return 4 if metric == "comet" else 2
-
-
-def _print(text: str) -> None:
-    with open_stdout() as out:  # each time, so that files are complete even if the reader of stdout exits
-        print(text, file=out)
 
 
 def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _Result:
@@ -136,9 +168,9 @@ def _lines_of(result: _Result) -> Iterable[str]:
         yield from _lines_of_comparison(comparison)
     if result.comparisons:
         yield f"    * p < {SIGNIFICANT}: a difference from the baseline is unlikely to be due to chance"
-    for system, counts in result.evaluated.problems.items():
-        if counts is not None:
-            shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    for system, output in result.evaluated.outputs.items():
+        if output.problems is not None:
+            shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in output.problems.items())
             yield f"  problems: {shown}" + (f"; {system}" if len(systems) > 1 else "")
     for system, buckets in result.by_length.items():
         yield "  by words of the source" + (f", {system}" if len(systems) > 1 else "")
@@ -176,14 +208,11 @@ def _write_sentences(result: _Result, out: IO[str], header: bool) -> None:
         if header:
             print("\t".join(["test", "system", "line", *scores]), file=out)
             header = False
-        names = [_without_tabs(text) for text in (result.evaluated.test.name, system)]
+        words = [" ".join(text.split()) for text in (result.evaluated.test.name, system)]
+        names = [text.encode("utf-8", "replace").decode() for text in words]  # a file name may not be UTF-8
         for line, row in enumerate(zip(*scores.values(), strict=True), start=1):
             fields = [*names, str(line), *(f"{score:.4f}" for score in row)]
             print("\t".join(fields), file=out)
-
-
-def _without_tabs(text: str) -> str:
-    return " ".join(text.split()).encode("utf-8", "replace").decode()  # a file name may not be UTF-8
 
 
 def _write_html(results: Sequence[_Result], path: Path) -> None:

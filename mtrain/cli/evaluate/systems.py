@@ -1,10 +1,11 @@
 """The translations that `mtrain evaluate` scores: those of models, and those in files."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtrain.cli.console import terminal
+from mtrain.cli.evaluate.results import Evaluated, Metrics, Outputs, report_results
 from mtrain.cli.translate.translate import load_translator, refuse_beam_size_of_sampling
 from mtrain.config.languages import Direction
 from mtrain.distributed.launch import read_launch
@@ -43,25 +44,7 @@ class EvaluationInputs(NamedTuple):
         return path == self.model or (path != self.hypotheses and path.is_dir())
 
 
-class Evaluated(NamedTuple):
-    """The translations of a test set by each system. The first system is the baseline."""
-
-    test: "TestSet"
-    systems: dict[str, list[str]]
-    problems: dict[str, dict[str, int] | None]  # the number of translations with each, as in `Output`
-
-    @classmethod
-    def of(cls, test: "TestSet", outputs: "dict[str, Output]") -> "Evaluated":
-        """The outputs of each system."""
-        texts = {name: output.texts for name, output in outputs.items()}
-        return cls(test, texts, {name: output.problems for name, output in outputs.items()})
-
-
-Require = Callable[["TestSet", str | None], None]  # given a language of the translations, if it is known
-Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations into a language, if it is known
-
-
-def evaluate_files(inputs: EvaluationInputs, report: Report) -> None:
+def evaluate_files(inputs: EvaluationInputs, metrics: Metrics, outputs: Outputs) -> None:
     """Report on existing translations. MODEL is used only for its target language."""
     from mtrain.evaluation.evaluate import given_output, target_lang_of
 
@@ -71,8 +54,8 @@ def evaluate_files(inputs: EvaluationInputs, report: Report) -> None:
         language = inputs.languages[1]
         if language is None and inputs.model is not None:
             language = target_lang_of(inputs.model)
-        outputs = {name: given_output(test, lines) for name, lines in texts.items()}
-        report([Evaluated.of(test, outputs)], language)
+        given = {name: given_output(test, lines) for name, lines in texts.items()}
+        report_results([Evaluated(test, given)], language, metrics, outputs)
 
 
 def evaluate_models(
@@ -81,11 +64,11 @@ def evaluate_models(
     data_settings: Sequence[str],
     beam_size: int | None,
     device: str,
-    require: Require,
-    report: Report,
+    metrics: Metrics,
+    outputs: Outputs,
 ) -> None:
-    """Translate with each model in turn, and report on its translations and those in files. `require` checks
-    before the translation that the report will be possible. The settings are assignments of --set.
+    """Translate with each model in turn, and report on its translations and those in files. The settings are
+    assignments of --set.
 
     If there are several ranks, they share the translation, and the first alone reads and reports. The last
     model translates one test set after another while the report proceeds.
@@ -116,9 +99,10 @@ def evaluate_models(
                         tests.extend(with_augmented(plain, inputs.augment, translator))
                     for test in tests:  # fail now, not after the first of them
                         _between(path, translator, test.direction or translator.direction)
-                        require(test, translator.target_lang)
+                        metrics.make(test.target_lang(translator.target_lang))
                     if path == inputs.models[-1]:
-                        report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
+                        evaluated = _translated(inputs, tests, texts, done, translator)
+                        report_results(evaluated, translator.target_lang, metrics, outputs)
                     else:
                         done[str(path)] = [translate_set(test, translator) for test in tests]
 
@@ -158,7 +142,7 @@ def _translated(
         known |= {name: outputs[number] for name, outputs in done.items()}
         names = [_name_of(path) for path in inputs.systems]
         outputs = {name: known[name] if name in known else translate_set(test, last) for name in names}
-        yield Evaluated.of(test, outputs)
+        yield Evaluated(test, outputs)
 
 
 def _read_systems(inputs: EvaluationInputs) -> dict[str, list[str]]:

@@ -4,9 +4,10 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from mtrain.cli.console.terminal import require_unicode
+from mtrain.cli.console.terminal import print_to_stderr, require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.new_config import holdout_size
@@ -52,12 +53,9 @@ def settle_sides(candidates: Sequence[FoundText], given: Given) -> ChosenSides:
     if None not in named and len(set(named)) == len(named):
         found = ", ".join(map(str, named))
         raise UsageError(f"found the languages {found}; choose two with --source-lang and --target-lang")
-    log.warning(
-        "using columns %s and %s of %s; --source-column and --target-column choose others",
-        chosen.source.key,
-        chosen.target.key,
-        ", ".join(str(side.key) for side in candidates),
-    )
+    known = ", ".join(str(side.key) for side in candidates)
+    used = f"{chosen.source.key} and {chosen.target.key} of {known}"
+    log.warning("using columns %s; --source-column and --target-column choose others", used)
     return chosen
 
 
@@ -96,8 +94,7 @@ def show_corpora(found: Inspected, sides: ChosenSides) -> None:
     pairs = sum(corpus.pairs for corpus in found.train)
     if not found.validation:
         log.info("validation: %s of these pairs, which are not trained on", f"{holdout_size(pairs):,}")
-    texts = found.train[0].sample[0]
-    for name, side, text in zip(("source", "target"), sides[:2], texts, strict=True):
+    for name, side, text in zip(("source", "target"), sides[:2], found.train[0].first, strict=True):
         language = language_name(side.language) if side.language else "language unknown"
         place = f"column {side.name}" if side.name == str(side.key) else side.name
         log.info("%s: %s (%s): %s", name, place, language, _show(text))
@@ -120,7 +117,7 @@ def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSid
 
     for side in sides:
         name = "" if side.name == str(side.key) else f" ({side.name})"
-        _print(f"  {side.key}{name}: {_show(next(filter(str.strip, side.texts), ''))}")
+        print_to_stderr(f"  {side.key}{name}: {_show(next(filter(str.strip, side.texts), ''))}")
     suggested = f"{chosen.source.key} {chosen.target.key}"
     return _ask("Which of these are source and target", suggested, parse)
 
@@ -148,13 +145,10 @@ def _ask_for_minutes() -> float:
     """Ask for the time that training may take. 0 is no limit."""
 
     def parse(answer: str) -> float:
-        try:
-            minutes = float(answer)
-        except ValueError:
-            minutes = -1
-        if not 0 <= minutes < float("inf"):
-            raise UsageError("give a number of minutes, or 0")
-        return minutes
+        with suppress(ValueError):
+            if 0 <= (minutes := float(answer)) < float("inf"):
+                return minutes
+        raise UsageError("give a number of minutes, or 0")
 
     return _ask("Minutes that training may take, 0 for no limit", f"{_MINUTES:g}", parse)
 
@@ -188,13 +182,9 @@ def _ask(question: str, suggested: str, parse: Callable[[str], T]) -> T:
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
-            _print("")
+            print_to_stderr("")
             raise UsageError("no answer; nothing was written")
         try:
             return parse(require_unicode(line).strip() or suggested)
         except MtrainError as error:
-            _print(f"{line.strip()}: {error}")
-
-
-def _print(text: str) -> None:
-    print(escape_control_characters(text), file=sys.stderr)
+            print_to_stderr(f"{line.strip()}: {error}")

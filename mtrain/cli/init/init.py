@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import open_output, open_stdout, require_writable
+from mtrain.cli.console import terminal
+from mtrain.cli.console.output import open_output, print_to_stdout, require_writable
 from mtrain.errors import UsageError
 from mtrain.paths import path_of
 
@@ -74,8 +74,6 @@ def init(
     ] = None,
     force: Annotated[bool, config_option("--force", help="Replace an existing config.")] = False,
     yes: Annotated[bool, config_option("--yes", help="Ask nothing, and accept what is suggested.")] = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Write a config for your own files.
 
@@ -88,7 +86,6 @@ def init(
         mtrain init corpus.tsv --source-lang en --target-lang de -o mine.yaml
         mtrain init 1.jsonl 2.jsonl --validation dev.jsonl --max-minutes 600 --yes
     """
-    terminal.start_logging(quiet, debug)
     if max_minutes is not None and not max_minutes <= 1e9:
         raise UsageError(f"--max-minutes {max_minutes}: must be at most 1000000000; 0 means no limit")
     from mtrain.cli.init.answers import Given
@@ -125,27 +122,23 @@ def _code(option: str, language: str | None) -> str | None:
 def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
     """Raise UsageError if a config exists and must not be replaced, or cannot be at its path."""
     if not str(file).isprintable():
-        raise UsageError(
-            f"{file}: the name of a config must be printable Unicode text; give another one with -o"
-        )
+        problem = "the name of a config must be printable Unicode text"
+        raise UsageError(f"{file}: {problem}; give another one with -o")
     require_writable(file, inputs)
     if os.path.lexists(file) and not (force and file.is_file()):
-        kind = "already exists; give another file with -o, or replace it with --force"
-        raise UsageError(
-            f"{file}: {kind if file.is_file() else 'not a regular file; give another one with -o'}"
-        )
+        problem = "not a regular file; give another one with -o"
+        if file.is_file():
+            problem = "already exists; give another file with -o, or replace it with --force"
+        raise UsageError(f"{file}: {problem}")
 
 
 def _files_of(new: "NewConfig") -> list[Path]:
     """The files that a config names, which may have been found beside those that were given."""
-    specs = [spec for spec, _ in (*new.train, *new.validation, *new.test.values())]
-    names = [
-        str(spec[key])
-        for spec in specs
-        for key in ("source", "target", "tsv", "jsonl", "parquet")
-        if key in spec
-    ]
-    return [path for path in map(Path, names) if path.exists()]
+    paths = []
+    for spec, _ in (*new.train, *new.validation, *new.test.values()):
+        keys = spec.keys() & {"source", "target", "tsv", "jsonl", "parquet"}
+        paths += [Path(spec[key]) for key in keys]
+    return [path for path in paths if path.exists()]
 
 
 def _new_run_dir(config: Path) -> str:
@@ -225,6 +218,5 @@ def _write(new: "NewConfig", file: Path) -> None:
     validate(Config, parse_yaml(text), str(file))
     with open_output(file) as config:
         config.write(text)
-    with open_stdout() as out:
-        print(file, file=out)
+    print_to_stdout(file)
     terminal.suggest("next", f"mtrain check {new.file}", f"mtrain fit {new.file}")

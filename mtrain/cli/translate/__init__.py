@@ -1,1 +1,1 @@
-"""`mtrain translate`: the command, its output, its prompt, its attention maps."""
+"""`mtrain translate`: the command, its output, its prompt."""

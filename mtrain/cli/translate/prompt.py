@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.cli.console.output import shown_on
-from mtrain.cli.console.terminal import require_unicode
+from mtrain.cli.console.terminal import print_to_stderr, require_unicode
 from mtrain.control_characters import escape_control_characters
 from mtrain.decoding.scoring.score import attention
 from mtrain.decoding.translate import Translator
@@ -35,28 +35,27 @@ class Prompt:
             "n": self._set_n_best,
             "beam": self._set_beam_size,
             "attention": self._show_attention,
-            "help": lambda _: _print_to_stderr(HELP),
+            "help": lambda _: print_to_stderr(HELP),
         }
 
     def run(self) -> None:
         """Read and answer lines until Ctrl-D or `:quit`."""
-        _print_to_stderr(HELP)
+        print_to_stderr(HELP)
         for line in _typed_lines():
             if line.strip() in (":quit", ":q"):
                 return
             try:
                 self._answer(line)
             except MtrainError as error:  # concerns this line only
-                _print_to_stderr(f"error: {error}")
+                print_to_stderr(f"error: {error}")
 
     def _answer(self, line: str) -> None:
         line = require_unicode(line)
         name, _, argument = line.strip().partition(" ")
         if name[:1] == ":":
             if name[1:] not in self.commands:
-                raise UsageError(
-                    f"{name}: no such command; use {', '.join(f':{c}' for c in self.commands)} or :quit"
-                )
+                known = ", ".join(f":{command}" for command in self.commands)
+                raise UsageError(f"{name}: no such command; use {known} or :quit")
             self.commands[name[1:]](argument.strip())
             return
         start = time.perf_counter()
@@ -64,10 +63,9 @@ class Prompt:
         milliseconds = 1000 * (time.perf_counter() - start)
         for translation in best.n_best or (best,):
             print(translation.text, file=shown_on(sys.stdout), flush=True)
-            _print_to_stderr(
-                f"    score {translation.score:.3f}, log-probability {translation.log_prob:.2f} nats"
-            )
-        _print_to_stderr(f"    {milliseconds:.0f} ms")
+            log_prob = f"log-probability {translation.log_prob:.2f} nats"
+            print_to_stderr(f"    score {translation.score:.3f}, {log_prob}")
+        print_to_stderr(f"    {milliseconds:.0f} ms")
         self.last = (line, best.text)
 
     def _set_n_best(self, argument: str) -> None:
@@ -84,13 +82,13 @@ class Prompt:
         searched = {"samples": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.translator = self.translator.with_settings(beam_size=size, **searched)
         self.n_best = min(self.n_best, size)
-        _print_to_stderr(f"    {size} beams")
+        print_to_stderr(f"    {size} beams")
 
     def _show_attention(self, _: str) -> None:
         if self.last is None:
             raise UsageError(":attention: translate a sentence first")
         source, target, weights = attention(self.translator, self.last[0], self.last[1])
-        _print_to_stderr(draw_attention(source, target, weights))
+        print_to_stderr(draw_attention(source, target, weights))
 
 
 def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:
@@ -110,10 +108,6 @@ def _number(command: str, argument: str) -> int:
     return int(argument)
 
 
-def _print_to_stderr(text: str) -> None:
-    print(escape_control_characters(text), file=sys.stderr)
-
-
 def _typed_lines() -> Iterator[str]:
     """Yield typed lines, with editing and history where available, until Ctrl-D."""
     with suppress(ImportError):  # not available on every platform
@@ -122,5 +116,5 @@ def _typed_lines() -> Iterator[str]:
         try:
             yield input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results only
         except EOFError:
-            _print_to_stderr("")
+            print_to_stderr("")
             return

@@ -1,5 +1,6 @@
 """`mtrain translate`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import is_stream, require_writable
-from mtrain.cli.translate.attention import check_attention, write_attention
+from mtrain.cli.console.output import is_stream, open_output, require_writable
 from mtrain.cli.translate.translation_output import OutputFormat, write_translations
 from mtrain.distributed.launch import read_launch, require_repeatable
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
+
+_MAPS = 20  # maximum number of sentences of --attention
 
 
 def translate(
@@ -80,8 +82,6 @@ def translate(
     ] = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Translate text with MODEL.
 
@@ -95,7 +95,6 @@ def translate(
         mtrain translate runs/mine -i new.en -o new.de
         mtrain translate runs/mine -i new.en --beam-size 8 --n-best 4 --json
     """
-    terminal.start_logging(quiet, debug)
     launch = read_launch()
     is_first = launch.rank == 0  # of several ranks, the first alone reads and writes
     typed, input_file = terminal.typed_input(text, input_file)
@@ -107,7 +106,8 @@ def translate(
     if is_first:
         _check_input(input_file, prefix)
         require_writable(output_file, (input_file, prefix))
-        check_attention(attention, typed, output_file, prefix)
+        if attention is not None:
+            _check_attention(attention, typed, output_file, prefix)
         inputs = (prefix,) if typed else (prefix, input_file or Path("-"))
         reads_streams = any(file is not None and not file.is_file() for file in inputs)
         cure = "start it again with files: -i FILE -o FILE"
@@ -126,11 +126,10 @@ def translate(
     with joined_ranks(device) as ranks:
         translator = load_translator(model, str(ranks.device), settings, ensemble).between(from_, to)
         refuse_beam_size_of_sampling(translator, beam_size)
-        if given and translator.decoding.samples is None:
-            raise UsageError(
-                f"--{next(iter(given)).replace('_', '-')} has no effect without --sample; add --sample"
-            )
         if given:
+            if translator.decoding.samples is None:
+                option = next(iter(given)).replace("_", "-")
+                raise UsageError(f"--{option} has no effect without --sample; add --sample")
             translator = translator.with_settings(**given)
         if prompted:
             from mtrain.cli.translate.prompt import Prompt
@@ -143,8 +142,12 @@ def translate(
             lambda: write_translations(translator, typed, input_file, output_file, prefix, form, continue_),
         )
         if attention is not None and is_first:
+            from mtrain.report.attention import attention_page
+
             prefixes = None if prefix is None else terminal.read_lines(prefix)
-            write_attention(translator, typed, prefixes, str(model), attention)
+            found = translator.translate(typed, prefixes=prefixes, scored=False)
+            with open_output(attention) as out:
+                out.write(attention_page(translator, typed, [each.text for each in found], str(model)))
 
 
 def _check_input(input_file: Path | None, prefix: Path | None) -> None:
@@ -153,6 +156,17 @@ def _check_input(input_file: Path | None, prefix: Path | None) -> None:
             terminal.require_file(file)
     if prefix == Path("-"):
         raise UsageError("--prefix -: reading prefixes from stdin is not supported; give a file")
+
+
+def _check_attention(file: Path, text: Sequence[str], output_file: Path | None, prefix: Path | None) -> None:
+    """Raise UsageError unless the page can be written, and there are a few sentences for it."""
+    if not text:
+        raise UsageError(f"--attention {file}: draws the sentences given as TEXT; give TEXT, not a file")
+    if len(text) > _MAPS:
+        raise UsageError(f"--attention {file}: draws at most {_MAPS} sentences, but {len(text)} were given")
+    if output_file is not None and os.path.realpath(file) == os.path.realpath(output_file):
+        raise UsageError(f"--attention {file}: this is also the output file; give another file")
+    require_writable(file, (prefix,))
 
 
 def _check_continue(output_file: Path | None, prefix: Path | None) -> None:

@@ -125,8 +125,10 @@ def write_translations(
     from mtrain.progress_bar import ProgressBar
 
     total = len(typed) if typed else count_lines(input_file)
-    if prefix is not None and total is not None:
-        _check_prefixes(prefix, total)
+    prefixes = None if total is None else count_lines(prefix)
+    if total is not None and prefixes is not None and prefixes != total:
+        counts = f"has {prefixes:,} lines but the input has {total:,}"
+        raise UsageError(f"{prefix}: {counts}; give one prefix for each line (it may be empty)")
     from_stdin = not typed and (input_file is None or str(input_file) == "-")
     pipe = answered_pipe() if from_stdin and is_stream(output_file) else None
     lines = iter(typed) if typed else iter(pipe or terminal.read_lines(input_file or Path("-")))
@@ -144,11 +146,7 @@ def write_translations(
     if progress.count and progress.seconds >= REPORT_AFTER and not typed:
         done = f"{progress.count:,} lines in {format_duration(progress.seconds)}"
         log.info("translated %s: %s", done, progress.speed())
-        if (
-            output_file is not None
-            and not is_stream(output_file)
-            and form == OutputFormat(1, False, False, False)
-        ):
+        if not is_stream(output_file) and form == OutputFormat(1, False, False, False):
             file = shlex.quote(str(output_file))
             terminal.suggest("next", f"mtrain evaluate --hypotheses {file} --reference FILE")
 
@@ -161,24 +159,20 @@ def count_lines(file: Path | None) -> int | None:
     return count_valid_lines(file) if file is not None and file.is_file() else None
 
 
-def _check_prefixes(file: Path, lines: int) -> None:
-    """Raise UsageError unless a file has a prefix for each of the input lines."""
-    count = count_lines(file)
-    if count is not None and count != lines:
-        raise UsageError(
-            f"{file}: has {count:,} lines but the input has {lines:,}; give one prefix for each line "
-            "(it may be empty)"
-        )
-
-
 def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, continue_: bool) -> None:
     """Write the translations of `lines` to a file which --continue can resume after an interruption."""
+    from mtrain.data.reading.line_blocks import open_blocks
     from mtrain.storage.resumable import ResumableOutput
 
     resume = continue_ or read_launch().restarts > 0  # torchrun has started the same command again
     file = ResumableOutput(path.resolve(), job.description(), resume, COMPRESSION.get(path.suffix))
     if continue_ and not file.interrupted and path.exists():
-        _require_complete(path, sum(1 for _ in lines) * job.form.lines_each)
+        expected = sum(1 for _ in lines) * job.form.lines_each
+        with open_blocks(path) as blocks:
+            if blocks.count_all() != expected:
+                problem = "there is nothing to resume; leave out --continue to replace the file"
+                raise UsageError(f"{path}: {problem}")
+        log.warning("%s is already complete; whether this model and input produced it was not checked", path)
         return
     with file:
         file.skip(lines)
@@ -187,13 +181,3 @@ def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, cont
         answers = job.answers(remaining, file.lines_done, file.save_if_due)
         for line, answer in zip(inputs, answers, strict=True):
             file.write(line, answer)
-
-
-def _require_complete(path: Path, count: int) -> None:
-    """Raise UsageError unless a file has `count` lines."""
-    from mtrain.data.reading.line_blocks import open_blocks
-
-    with open_blocks(path) as blocks:
-        if blocks.count_all() != count:
-            raise UsageError(f"{path}: there is nothing to resume; leave out --continue to replace the file")
-    log.warning("%s is already complete; whether this model and input produced it was not checked", path)

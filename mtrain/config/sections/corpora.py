@@ -166,14 +166,14 @@ AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | S
 _KINDS = {next(iter(kind.__annotations__)): kind for kind in get_args(AnyCorpus)}  # by the first key of each
 # Keys that tell the kinds of corpora and validation sets apart.
 CORPUS_KINDS = frozenset({*_KINDS, "holdout"})
+_EXPECTED = "expected a corpus, such as {source: train.en, target: train.de}"
 
 
 def name_of(corpus: AnyCorpus) -> str:
     """The file, pattern or dataset that a corpus names; the source file if it names two."""
     if isinstance(corpus, ToyCorpus):
         return f"toy {corpus.toy}"
-    keys = ("source", "tsv", "jsonl", "parquet", "hub", "sacrebleu")
-    return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
+    return str(next(getattr(corpus, key) for key in _KINDS if hasattr(corpus, key)))
 
 
 def names_of(corpora: Sequence[AnyCorpus]) -> list[str]:
@@ -198,30 +198,23 @@ def _one_kind(value: Any) -> Any:
     if isinstance(value, CorpusSpec):
         return value
     if not isinstance(value, dict):
-        raise ValueError("expected a corpus, such as {source: train.en, target: train.de}")
+        raise ValueError(_EXPECTED)
     kinds = [key for key in _KINDS if key in value]
     if len(kinds) != 1:
         found = f"; got {' and '.join(kinds)}" if kinds else ""
-        raise ValueError(
-            "a corpus has exactly one of source (with target), tsv, jsonl, parquet, hub, sacrebleu, toy"
-            f"{found}"
-        )
+        known = "source (with target), tsv, jsonl, parquet, hub, sacrebleu, toy"
+        raise ValueError(f"a corpus has exactly one of {known}{found}")
     return _KINDS[kinds[0]].model_validate(value)
 
 
 def _test_set(value: Any) -> Any:
-    return (
-        TextTestSet.model_validate(value)
-        if isinstance(value, dict) and "source" in value
-        else _one_kind(value)
-    )
+    is_text = isinstance(value, dict) and "source" in value
+    return TextTestSet.model_validate(value) if is_text else _one_kind(value)
 
 
 def _as_list(value: Any) -> Any:
     if not isinstance(value, (dict, list)) or not value:
-        raise ValueError(
-            "expected a corpus, such as {source: train.en, target: train.de}, or a list of corpora"
-        )
+        raise ValueError(f"{_EXPECTED}, or a list of corpora")
     return [value] if isinstance(value, dict) else value
 
 

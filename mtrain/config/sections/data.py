@@ -153,10 +153,8 @@ class DataConfig(Section):
     def _other_corpora(self) -> dict[str, CorpusSpec]:
         """The corpora for validation and testing, by key."""
         validation = self.validation if isinstance(self.validation, list) else []
-        named: dict[str, CorpusSpec] = {
-            f"validation.{index}": corpus for index, corpus in enumerate(validation)
-        }
-        return named | {f"test.{name}": corpus for name, corpus in self.test.items()}
+        named: dict[str, CorpusSpec] = {f"test.{name}": corpus for name, corpus in self.test.items()}
+        return {f"validation.{index}": corpus for index, corpus in enumerate(validation)} | named
 
     @model_validator(mode="after")
     def _languages_agree(self) -> Self:

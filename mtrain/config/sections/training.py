@@ -131,6 +131,5 @@ class TrainingConfig(Section):
         """Maximum padded tokens per side of a micro-batch; R-Drop processes each micro-batch twice."""
         if self.micro_batch_tokens == "auto":
             return self.batch_tokens
-        return min(
-            self.batch_tokens, (self.micro_batch_tokens + 1) // 2 if self.r_drop else self.micro_batch_tokens
-        )
+        tokens = (self.micro_batch_tokens + 1) // 2 if self.r_drop else self.micro_batch_tokens
+        return min(self.batch_tokens, tokens)

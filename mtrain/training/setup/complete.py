@@ -246,7 +246,7 @@ class _Timer:
         return False
 
     def _suffices(self, sizes: Mapping[str, int]) -> bool:
-        return recipe.suffices(self.budget.tokens(self.corpus, self.speed), sizes)
+        return recipe.suffices(self.budget.limit(self.corpus, self.speed).tokens, sizes)
 
     def _time(self, sizes: Mapping[str, int], batch: int) -> float:
         key = (*sizes.items(), batch)

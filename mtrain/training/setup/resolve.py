@@ -166,7 +166,7 @@ def _choose_vocab_size(
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * recipe.TOKENS_PER_PAIR
     speed = speed or recipe.assumed_speed(resolve_device("auto").type)
-    planned = recipe.Budget.of(config).tokens(recipe.CorpusSize(pairs, tokens, tokens, 0), speed)
+    planned = recipe.Budget.of(config).limit(recipe.CorpusSize(pairs, tokens, tokens, 0), speed).tokens
     return _inherit(config, {"tokenizer": {"vocab_size": recipe.choose_vocab_size(pairs, planned)}})
 
 

@@ -68,7 +68,7 @@ def test_languages_are_found_by_code_and_name(word, code):
     ],
 )
 def test_languages_in_names(name, codes):
-    assert [language.code for language in languages_in(words_of(name))] == codes
+    assert languages_in(words_of(name)) == codes
 
 
 def test_names_of_languages():

@@ -113,21 +113,21 @@ def budget(steps=None, epochs=None, minutes=None, batch_tokens=None) -> Budget:
 
 
 def test_the_tokens_of_a_budget():
-    assert budget(epochs=10).tokens(SIZE, speed=1.0) == 4_300_000
-    assert budget(steps=100, batch_tokens=500).tokens(SIZE, speed=1.0) == 50_000
-    assert budget(minutes=100).tokens(SIZE, speed=1_000) == pytest.approx(6e6, rel=0.05)
-    assert budget(minutes=10, epochs=1).tokens(SIZE, speed=1_000) == 430_000  # the first limit reached
-    assert budget().tokens(SIZE, speed=1.0) == pytest.approx(useful_epochs(29_000) * 430_000)
+    assert budget(epochs=10).limit(SIZE, speed=1.0).tokens == 4_300_000
+    assert budget(steps=100, batch_tokens=500).limit(SIZE, speed=1.0).tokens == 50_000
+    assert budget(minutes=100).limit(SIZE, speed=1_000).tokens == pytest.approx(6e6, rel=0.05)
+    assert budget(minutes=10, epochs=1).limit(SIZE, speed=1_000).tokens == 430_000  # the first limit reached
+    assert budget().limit(SIZE, speed=1.0).tokens == pytest.approx(useful_epochs(29_000) * 430_000)
 
 
 def test_time_beyond_the_useful_epochs_is_not_used():
-    assert budget(minutes=10_000).tokens(SIZE, speed=1_000) == budget().tokens(SIZE, speed=1_000)
+    assert budget(minutes=10_000).limit(SIZE, speed=1_000).tokens == budget().limit(SIZE, speed=1_000).tokens
 
 
 @pytest.mark.parametrize("steps", [100, 3_000, 10_000])
 def test_the_batch_for_a_number_of_steps_is_that_for_their_tokens(steps):
     limited = budget(steps=steps)
-    tokens = limited.tokens(SIZE, speed=1.0)
+    tokens = limited.limit(SIZE, speed=1.0).tokens
     assert limited.batch(SIZE, speed=1.0) == choose_batch(tokens) == tokens / steps
 
 
