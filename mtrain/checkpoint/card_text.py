@@ -6,7 +6,7 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from mtrain.checkpoint.model_info import Ancestor, Description, Origin, Score
+from mtrain.checkpoint.model_info import Ancestor, Description, Origin
 from mtrain.config.languages import Direction, base_language
 from mtrain.duration import format_duration
 from mtrain.templates import load_templates
@@ -37,7 +37,9 @@ def _metadata(model: Description) -> str:
     config, info = model.config, model.info
     library = LIBRARIES[info.export.format] if info.export else "mtrain"
     codes = map(base_language, (config.source_lang, *config.target_languages))
-    scores = [score for score in _comparable(model) if score.metric != "nll"]
+    # An exported model may translate differently from the one that was scored.
+    may_differ = info.export is not None and (info.export.changed or info.export.quantization)
+    scores = [] if may_differ else [score for score in info.scores if score.metric != "nll"]
     task = "text-classification" if config.model.is_classifier else "translation"
     direction = f"{config.source_lang}-{config.target_lang}"
     results = [
@@ -71,12 +73,6 @@ def _metadata(model: Description) -> str:
 def _unique(values: Iterable[str]) -> list[str] | None:
     """The values without repetitions; None instead of an empty list."""
     return list(dict.fromkeys(values)) or None
-
-
-def _comparable(model: Description) -> list[Score]:
-    """The scores, unless an exported model may translate differently from the one that was scored."""
-    export = model.info.export
-    return [] if export is not None and (export.changed or export.quantization) else model.info.scores
 
 
 def _identifier(name: str) -> str:
@@ -123,18 +119,15 @@ def model_usage(model: Description) -> str:
 def _render(template: str, model: Description, **facts: object) -> str:
     """Fill a template with what is known about a model, and with more facts."""
     config = model.config
-    return (
-        _templates()
-        .get_template(template)
-        .render(
-            model=model,
-            info=model.info,
-            config=config,
-            architecture=config.model,
-            tag=Direction(config.source_lang, config.target_lang).tag(config.language_tags),
-            home=_HOME,
-            **facts,
-        )
+    found = _templates().get_template(template)
+    return found.render(
+        model=model,
+        info=model.info,
+        config=config,
+        architecture=config.model,
+        tag=Direction(config.source_lang, config.target_lang).tag(config.language_tags),
+        home=_HOME,
+        **facts,
     )
 
 

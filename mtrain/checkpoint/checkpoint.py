@@ -162,10 +162,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         values = read_json(file)
         known = TrainState().to_json().keys()
         if differing := (known ^ values.keys()) - (ADDED_KEYS - values.keys()):
-            names = ", ".join(sorted(differing))
-            raise ModelError(
-                f"{file}: missing or unknown: {names}; another version of mtrain may have written it"
-            )
+            problem = f"missing or unknown: {', '.join(sorted(differing))}"
+            raise ModelError(f"{file}: {problem}; another version of mtrain may have written it")
         if "cpu" not in values["rng"]:
             raise ModelError(f"{file}: the state of the random generator is missing")
         return Checkpoint(folder, TrainState.from_json(values))
@@ -196,9 +194,8 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
         states = {kind: torch.frombuffer(state, dtype=torch.uint8) for kind, state in saved.items()}
         restore_random_states(states, device)
     except (ValueError, RuntimeError) as error:
-        raise ModelError(
-            f"{checkpoint.folder / 'state.json'}: not a valid state of a random generator: {error}"
-        ) from None
+        file = checkpoint.folder / "state.json"
+        raise ModelError(f"{file}: not a valid state of a random generator: {error}") from None
 
 
 def rename_newer_checkpoints(folder: Path, state: TrainState) -> None:

@@ -83,9 +83,8 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     """
     loaded = load_any_model(path, overrides)
     if not isinstance(loaded.model, Transformer):
-        raise ModelError(
-            f"{path}: is a pair classifier, which cannot translate; use it with `mtrain score --classifier`"
-        )
+        cure = "use it with `mtrain score --classifier`"
+        raise ModelError(f"{path}: is a pair classifier, which cannot translate; {cure}")
     return cast(LoadedModel, loaded)
 
 
@@ -96,9 +95,8 @@ def load_classifier(path: Path, overrides: Sequence[str] = ()) -> Loaded[PairCla
     """
     loaded = load_any_model(path, overrides)
     if not isinstance(loaded.model, PairClassifier):
-        raise ModelError(
-            f"{path}: is a translation model; train a pair classifier with model.head: pair_classifier"
-        )
+        cure = "train a pair classifier with model.head: pair_classifier"
+        raise ModelError(f"{path}: is a translation model; {cure}")
     return cast(Loaded[PairClassifier], loaded)
 
 
@@ -156,12 +154,8 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
         expected = f"{architecture.source_vocab_size} and {architecture.target_vocab_size}"
         found = f"the vocabulary sizes of the tokenizer are {sizes[0]} and {sizes[1]}"
         raise ModelError(f"{folder}: {found}, but those of the model are {expected}")
-    if (
-        architecture.pad_id,
-        architecture.unk_id,
-        architecture.bos_id,
-        architecture.eos_id,
-    ) != tokenizer.special:
+    special = (architecture.pad_id, architecture.unk_id, architecture.bos_id, architecture.eos_id)
+    if special != tokenizer.special:
         raise ModelError(f"{folder}: the special token ids of the tokenizer differ from those of the model")
     model = model_without_weights(architecture)  # allocates no memory before the weights are known to fit
     load_weights(model, evaluation_weights(folder) if in_run else folder / "model.safetensors")

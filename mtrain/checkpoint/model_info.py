@@ -175,9 +175,8 @@ def require_folder(path: Path) -> None:
     """Raise ModelError if a path is no folder."""
     if not path.is_dir():
         hint = "" if path.exists() or path.parent.exists() else f"; a model of the Hugging Face Hub {_IMPORT}"
-        raise ModelError(
-            f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}{hint}"
-        )
+        problem = "not a folder" if path.exists() else "no such model or run folder"
+        raise ModelError(f"{path}: {problem}{hint}")
 
 
 def require_model(path: Path) -> None:
@@ -271,12 +270,9 @@ def name_of(folder: Path) -> str:
 
 def _weights(file: Path) -> tuple[int | None, str | None]:
     """The number of parameters in a safetensors file, and the data type of the first."""
-    if not file.is_file():
-        return None, None
-    try:
-        with safe_open(file, "numpy") as stored:
+    if file.is_file():
+        with suppress(OSError, SafetensorError, MemoryError), safe_open(file, "numpy") as stored:
             slices = [stored.get_slice(name) for name in stored.keys()]  # noqa: SIM118
             sizes = [math.prod(part.get_shape()) for part in slices]
             return sum(sizes), slices[0].get_dtype() if slices else None
-    except (OSError, SafetensorError, MemoryError):
-        return None, None
+    return None, None

@@ -59,10 +59,8 @@ def load_weights(model: nn.Module, file: Path) -> None:
                 extra = sorted(shapes.keys() - expected) or "none"
                 raise ModelError(f"{file}: missing tensors: {missing}; unexpected tensors: {extra}")
             for name, shape in shapes.items():
-                if shape != list(expected[name].shape):
-                    raise ModelError(
-                        f"{file}: {name} has shape {shape}; expected {list(expected[name].shape)}"
-                    )
+                if shape != (wanted := list(expected[name].shape)):
+                    raise ModelError(f"{file}: {name} has shape {shape}; expected {wanted}")
             tensors = {name: stored.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError, ValueError) as error:
         raise ModelError(f"{file}: cannot read: {error}") from None

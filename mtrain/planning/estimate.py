@@ -7,6 +7,7 @@ a micro-batch are those of `mtrain.planning.cost`; `mtrain.planning.scaling` pre
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from mtrain.config.schema import Config
@@ -98,23 +99,19 @@ class Estimator:
         hardware, workers = self.device.hardware, self.device.workers
         if self.recipe.micro_batch_tokens != "auto":
             return limit
-
-        def size(pairs: int) -> int:
-            return self._activation_bytes(self._longest_shape(pairs))
-
-        return fit_micro_batch_tokens(size, self.longest, limit, hardware.memory, workers, hardware.on_cpu)
+        small, large = (self._activation_bytes(self._longest_shape(pairs)) for pairs in (2, 4))
+        memory, on_cpu = hardware.memory, hardware.on_cpu
+        return fit_micro_batch_tokens(small, large, self.longest, limit, memory, workers, on_cpu)
 
     def _shapes(self) -> Counter[Shape]:
         """The shapes of the micro-batches of this device."""
         source, target = self.lengths.source, self.lengths.target
-        return Counter(
-            Shape.of_lengths(len(rows), int(source[rows].max()), int(target[rows].max())).repeated(
-                self.copies
-            )
-            for step in self.plan.steps
-            for rows in step
-            if len(rows)
-        )
+        shapes: Counter[Shape] = Counter()
+        for rows in chain.from_iterable(self.plan.steps):
+            if len(rows):
+                shape = Shape.of_lengths(len(rows), int(source[rows].max()), int(target[rows].max()))
+                shapes[shape.repeated(self.copies)] += 1
+        return shapes
 
     def _largest_possible(self, micro_batch_tokens: int) -> Shape:
         """The largest micro-batch of the longest sentences: a step is divided among devices and workers."""

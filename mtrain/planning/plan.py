@@ -147,12 +147,11 @@ class _Planner:
                 raise MemoryError
             return speed
 
+        workload = make_workload(config, self.lengths, self._speed, speed)
         try:
-            workload = make_workload(config, self.lengths, self._speed, speed)
             completed, choices = choose_values(config, workload)
         except MemoryError:  # not even the smallest model fits, as the plan will say
-            workload = make_workload(config, self.lengths, speed_of_smallest, speed)
-            completed, choices = choose_values(config, workload)
+            completed, choices = choose_values(config, workload._replace(speed=speed_of_smallest))
         if choices:
             log_choices([*earlier, *choices])
         return completed

@@ -47,7 +47,7 @@ class Run:
     cost: float | None  # of all devices; None without a price
 
 
-def predict_run(work: Work, devices: int = 1, link: Link | None = None, price: float | None = None) -> Run:
+def predict_run(work: Work, devices: int, link: Link | None, price: float | None) -> Run:
     """Predict a run on `devices` devices, each of which costs `price` an hour."""
     sent = communication = exposed = 0.0
     if link is not None and devices > 1:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.evaluation.compare import MetricComparison, PairedScore
-from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report.page import html_differences, html_labeled, html_page, html_radios, html_table
 
@@ -107,10 +106,9 @@ def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> It
     different = [row for row in order if test.systems[baseline][row] != test.systems[system][row]]
     shown = different[:SHOWN]
     better, worse = (sum(flag * gain > 0 for gain in gains) for flag in (1, -1))
-    text = (
-        f"By {TITLES[metric]}, {better} sentences score better than those of {baseline}, and {worse} worse."
-    )
-    text += f" {len(gains) - len(different)} translations are the same and are not shown."
+    counts = f"{better} sentences score better than those of {baseline}, and {worse} worse"
+    same = f"{len(gains) - len(different)} translations are the same and are not shown"
+    text = f"By {TITLES[metric]}, {counts}. {same}."
     if len(shown) < len(different):
         text += f" Of the others, the {len(shown)} with the largest differences are shown."
     yield f'<section aria-labelledby="title-{key}">'
@@ -139,11 +137,8 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
         for n, lines in enumerate(test.references, 1)
         if n == 1 or lines[row].strip()
     ]
-    texts = [test.systems[name][row] for name in systems]
-    marked = [
-        html_differences(mark_differences(texts[0], texts[1]), "del"),
-        html_differences(mark_differences(texts[1], texts[0]), "ins"),
-    ]
+    before, after = (test.systems[name][row] for name in systems)
+    marked = [html_differences(before, after, "del"), html_differences(after, before, "ins")]
     pair = "".join(
         f"<div>{html_labeled(f'{name}: {_scores(test.sentences[name], row)}', text or '(empty)')}</div>"
         for name, text in zip(systems, marked, strict=True)

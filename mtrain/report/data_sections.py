@@ -8,7 +8,6 @@ from itertools import pairwise
 from mtrain.config.languages import split_tag
 from mtrain.data.scanning.block_scan import LENGTH_BINS, RATIO_BINS
 from mtrain.data.scanning.check import Findings
-from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report.page import html_differences, html_labeled, html_table, text_attributes
@@ -39,9 +38,8 @@ def html_data(run: RunRecords) -> str:
             each, unknown = segmentation.tokens_per_word, segmentation.unknown
             facts["Tokens per word"] = f"{each[0]:.2f} source, {each[1]:.2f} target"
             facts["Unknown or byte tokens"] = f"{unknown[0]:.2%} source, {unknown[1]:.2%} target"
-            facts["Longer than data.max_length"] = (
-                f"{segmentation.too_long:,} of {segmentation.pairs:,} sampled pairs"
-            )
+            sampled = f"{segmentation.pairs:,} sampled pairs"
+            facts["Longer than data.max_length"] = f"{segmentation.too_long:,} of {sampled}"
         warnings = "".join(f"<li>{escape(text)}</li>" for text in found.warnings)
         parts.append(f'<h3>Findings of the check</h3><ul class="warnings">{warnings or "<li>none</li>"}</ul>')
         parts.append(_finding_tables(found))
@@ -125,7 +123,7 @@ def _sample(records: Sequence[Translations], row: int, of_source: str, of_target
 
 def _marked(translation: str, reference: str) -> str:
     """A translation whose words that the reference lacks are marked."""
-    return html_differences(mark_differences(translation, reference), "mark") or "(empty)"
+    return html_differences(translation, reference, "mark") or "(empty)"
 
 
 def html_lengths(runs: Sequence[RunRecords]) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from mtrain.config.language_names import find_language
-from mtrain.evaluation.differences import Span
+from mtrain.evaluation.differences import mark_differences
 
 
 def html_page(title: str, body: str, styles: Iterable[str] = (), scripts: Iterable[str] = ()) -> str:
@@ -80,11 +80,10 @@ def html_labeled(label: str, html: str, attributes: str = 'dir="auto"') -> str:
     return f'<p class="label">{escape(label)}</p><p {attributes}>{html}</p>'
 
 
-def html_differences(spans: Iterable[Span], element: str) -> str:
-    """A sentence whose changed words are in `del` or `ins` elements."""
-    return "".join(
-        f"<{element}>{escape(text)}</{element}>" if changed else escape(text) for text, changed in spans
-    )
+def html_differences(text: str, other: str, element: str) -> str:
+    """A text whose words that another text lacks are in elements such as `del` or `ins`."""
+    spans = [(escape(span), changed) for span, changed in mark_differences(text, other)]
+    return "".join(f"<{element}>{span}</{element}>" if changed else span for span, changed in spans)
 
 
 def _row(first: str, cells: Iterable[str]) -> str:

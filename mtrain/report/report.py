@@ -57,9 +57,8 @@ def report_page(
         sections["Validation samples"] = _MARKS + _folded({run.name: html_samples(run) for run in sampled})
     if scored:
         sections["BLEU by length"] = html_lengths(scored)
-        sections["Best and worst sentences"] = _MARKS + _folded(
-            {run.name: html_extremes(run) for run in scored}
-        )
+        extremes = {run.name: html_extremes(run) for run in scored}
+        sections["Best and worst sentences"] = _MARKS + _folded(extremes)
     if drawn:
         sections["Attention"] = HINT + _folded({each.name: each.attention for each in drawn})
         sections["Positional encoding"] = _positions(drawn)
@@ -99,17 +98,16 @@ def _summary(runs: Sequence[RunRecords]) -> str:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     parts = [html_table("Runs, with the best scores on the validation set", columns, rows)]
     tests = [(run.name, test) for run in runs for test in run.results]
+    scores = [score for _, test in tests for score in test.scores]
     if tests:
-        metrics = dict.fromkeys(score.metric for _, test in tests for score in test.scores)
+        metrics = dict.fromkeys(score.metric for score in scores)
         rows = []
         for name, test in tests:
             known = {score.metric: f"{score.score:.2f}" for score in test.scores}
             rows.append([f"{name}, {test.name}", *(known.get(metric, "") for metric in metrics)])
         columns = ["run, test set", *(TITLES.get(metric, metric) for metric in metrics)]
         parts.append(html_table("Test sets", columns, rows))
-    signatures = {
-        named_signature(score.metric, score.signature) for _, test in tests for score in test.scores
-    }
+    signatures = {named_signature(score.metric, score.signature) for score in scores}
     parts += [f'<p class="muted">{escape(signature)}</p>' for signature in sorted(signatures)]
     parts += [
         f"<p>{escape(run.name)} skipped {run.skipped_steps:,} step(s), whose loss or gradient was not finite."
@@ -134,11 +132,8 @@ def _settings(runs: Sequence[RunRecords]) -> str:
         differing = differing_settings([run.config for run in runs])
         rows = [[key, *values] for key, values in differing.items()]
         names = [run.name for run in runs]
-        parts.append(
-            html_table("Keys whose values differ", ["key", *names], rows)
-            if rows
-            else "<p>The configs of the runs do not differ.</p>"
-        )
+        table = html_table("Keys whose values differ", ["key", *names], rows)
+        parts.append(table if rows else "<p>The configs of the runs do not differ.</p>")
     for run in runs:
         text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
         parts.append(_details(f"Config of {run.name}", f'<pre tabindex="0">{escape(text)}</pre>', False))

@@ -72,7 +72,7 @@ def _training(run_dir: Path, step: int) -> TrainingInfo | None:
 
 def describe_data(folder: Path) -> DataInfo | None:
     """What the summary of a data folder says about its corpora; None if there is no usable summary."""
-    try:
+    with suppress(ModelError, ValidationError, LookupError, TypeError, AttributeError):
         summary = read_summary(folder)
         inputs = inputs_of(summary)
         if inputs is None:
@@ -81,13 +81,11 @@ def describe_data(folder: Path) -> DataInfo | None:
         train, held = corpora["train"], corpora["validation"]
         validation = list(_corpora(held, inputs.contents[len(train) :])) if isinstance(held, list) else []
         if isinstance(held, dict):
-            validation = [
-                CorpusInfo(name="held out of the training corpora", pairs=_count_lines(folder / VALIDATION))
-            ]
+            name = "held out of the training corpora"
+            validation = [CorpusInfo(name=name, pairs=_count_lines(folder / VALIDATION))]
         trained = list(_corpora(train, inputs.contents, _pairs(summary, len(train))))
         return DataInfo(fingerprint=inputs.fingerprint, train=trained, validation=validation)
-    except (ModelError, ValidationError, LookupError, TypeError, AttributeError):
-        return None
+    return None
 
 
 def _pairs(summary: Summary, count: int) -> list[int | None]:

@@ -36,16 +36,14 @@ def reading(file: Path) -> Iterator[None]:
 
 def parse_json(text: str) -> Any:
     """The value of a JSON text; None if it is not valid."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def to_number(value: object) -> float:
     """A value of a record as a float; NaN if it is not a number, or too large for one."""
-    try:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if is_number else math.nan  # type: ignore[arg-type]
-    except OverflowError:
-        return math.nan
+    with suppress(OverflowError):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    return math.nan

@@ -62,8 +62,11 @@ def _validation_score(metric: str, title: str, value: object) -> Score | None:
 
 def read_curves(lines: list[Record]) -> dict[str, Curve]:
     """The curves of a run by metric, from the lines of metrics.jsonl; those of validation begin with
-    `validation_`. None if no step is recorded."""
-    lines = _in_order(lines)
+    `validation_`. Empty if no step is recorded."""
+    # Each axis has to increase.
+    axes = ("step", "seconds")
+    lines = [line for line in lines if all(math.isfinite(to_number(line.get(axis))) for axis in axes)]
+    lines.sort(key=lambda line: to_number(line["step"]))
     training = [
         line for line in lines if "loss" in line and math.isfinite(to_number(line.get("target_tokens")))
     ]
@@ -84,13 +87,6 @@ def read_curves(lines: list[Record]) -> dict[str, Curve]:
             best = np.min if name in ("nll", "perplexity") else np.max
             curves[f"validation_{name}"] = _downsampled(Curve(at, seen, hours, values), best)
     return curves
-
-
-def _in_order(lines: list[Record]) -> list[Record]:
-    """The lines that say where on the axes they are, by step. Each axis has to increase."""
-    axes = ("step", "seconds")
-    lines = [line for line in lines if all(math.isfinite(to_number(line.get(axis))) for axis in axes)]
-    return sorted(lines, key=lambda line: to_number(line["step"]))
 
 
 def _downsampled(curve: Curve, reduce: Callable[[Floats], np.float64]) -> Curve:

@@ -4,12 +4,13 @@ import json
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
@@ -38,7 +39,7 @@ class Translations:
     """Translations at one step."""
 
     step: int
-    sentences: list[Sentence]  # at least one
+    sentences: Annotated[list[Sentence], Field(min_length=1)]
 
 
 _TRANSLATIONS = TypeAdapter(Translations)
@@ -74,10 +75,8 @@ def read_run(folder: Path, name: str) -> RunRecords:
     if lost and is_run(folder):
         raise ModelError(f"{folder / lost[0]}: missing; restore it to make a report")
     if lost:
-        raise ModelError(
-            f"{folder}: not a run folder: it has no config.yaml or no metrics.jsonl; give the run_dir of a "
-            "training"
-        )
+        problem = "it has no config.yaml or no metrics.jsonl; give the run_dir of a training"
+        raise ModelError(f"{folder}: not a run folder: {problem}")
     config = read_yaml_file(folder / "config.yaml", ModelError)
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.yaml: damaged: it has no keys; restore it")
@@ -88,10 +87,9 @@ def read_run(folder: Path, name: str) -> RunRecords:
     samples, best = _read_samples(folder / "samples.jsonl"), _read_best(folder / "best_validation.json")
     data = Path(str(config_section(config, "data").get("folder") or folder / "data"))
     findings = read_findings(data)
-    try:
+    summary: Record = {}
+    with suppress(MtrainError):
         summary = read_summary(data)
-    except MtrainError:
-        summary = {}
     absent = {
         "the findings of the data check (check.json)": findings is None,
         "validation samples (samples.jsonl)": not samples,
@@ -121,18 +119,14 @@ def read_run(folder: Path, name: str) -> RunRecords:
 def names_of(folders: Sequence[Path]) -> list[str]:
     """For each run folder, the shortest end of its path that distinguishes it from the others."""
     parts = [folder.resolve().parts for folder in folders]
-    if len({*parts}) < len(parts):
-        raise UsageError(f"{_repeated(folders)}: given twice; give each run once")
+    for folder, path in zip(folders, parts, strict=True):
+        if parts.count(path) > 1:
+            raise UsageError(f"{folder}: given twice; give each run once")
     names = []
     for path in parts:
         length = next(n for n in range(1, len(path) + 1) if [p[-n:] for p in parts].count(path[-n:]) == 1)
         names.append("/".join(path[-length:]))
     return names
-
-
-def _repeated(folders: Sequence[Path]) -> Path:
-    resolved = [folder.resolve() for folder in folders]
-    return next(folder for folder in folders if resolved.count(folder.resolve()) > 1)
 
 
 def _read_samples(file: Path) -> list[Translations]:
@@ -163,11 +157,9 @@ def _read_best(file: Path) -> Translations | None:
 
 
 def _parsed(text: bytes) -> Translations | None:
-    try:
-        record = _TRANSLATIONS.validate_json(text)
-    except ValueError:
-        return None
-    return record if record.sentences else None
+    with suppress(ValueError):
+        return _TRANSLATIONS.validate_json(text)
+    return None
 
 
 def _first_sources(data: Path) -> list[str]:

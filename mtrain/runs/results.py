@@ -15,7 +15,7 @@ from mtrain.checkpoint import model_info
 from mtrain.checkpoint.model_card import record_test_scores
 from mtrain.config.languages import changed_bleu_tokenizers
 from mtrain.errors import MtrainError
-from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set
+from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
 from mtrain.evaluation.metrics import MetricScore, make_metrics, without_blank
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
@@ -49,7 +49,9 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[Result]
     tests = configured_test_sets(run_dir)
     settings = translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"})
     languages = [test.target_lang(translator.target_lang) or "" for test in tests]
-    determined_by = [translator.fingerprint, settings, [*map(_described, tests)]]
+    # Records of earlier versions have no direction.
+    described = [test if test.direction else test[:-1] for test in tests]
+    determined_by = [translator.fingerprint, settings, described]
     if any(without_blank(test.references) != test.references for test in tests):
         determined_by.append("blank references are missing")  # they were empty translations before
     if changed := changed_bleu_tokenizers(languages):
@@ -69,11 +71,6 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[Result]
         named = [{**each._asdict(), "scores": [s._asdict() for s in each.scores]} for each in results]
         write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
     _describe_model(run_dir / "model", translator.fingerprint, results)
-
-
-def _described(test: TestSet) -> Sequence[object]:
-    """What determines the scores of a test set. Records of earlier versions have no direction."""
-    return test if test.direction else test[:-1]
 
 
 def _describe_model(folder: Path, fingerprint: str, sets: Sequence[Result]) -> None:

@@ -57,10 +57,9 @@ def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
     validated = index.get("validated")
     if isinstance(validated, dict) and validated.get("step") == state.get("step"):
         state |= validated  # the state was saved before the validation
-    try:
+    progress = RunProgress()
+    with suppress(ValidationError):  # a damaged state
         progress = RunProgress.model_validate(state)
-    except ValidationError:  # a damaged state
-        progress = RunProgress()
     progress.checkpoints = len(folders)
     lines = list(read_metrics(run_dir))
     validations = {

@@ -110,7 +110,7 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     state.step = number
     state.target_tokens_seen += step.tokens
     if step.next.starts != state.position.starts:
-        state.window_layout = trainer.planner.corpus.layout(step.next.starts)
+        state.window_layout = trainer.corpus.layout(step.next.starts)
         _log_stage(trainer, step.next)
     state.position = step.next
     trainer.learner.run_in_worker(lambda: trainer.average.update(state.step))
@@ -218,7 +218,7 @@ def _open_first_window(trainer: Trainer, stop: StopSignal) -> Window:
     with _stopping(trainer, stop):  # it may take minutes
         throttle = Throttle(cancelled=lambda: stop.received is not None)
         position, window = trainer.planner.find(trainer.state.position, throttle)
-    _log_setup(trainer, window, windows=trainer.planner.corpus.count_windows(position.starts))
+    _log_setup(trainer, window, windows=trainer.corpus.count_windows(position.starts))
     _log_stage(trainer, position)
     return window
 
@@ -229,12 +229,8 @@ def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
     frozen = sum(p.numel() for p in trainer.model.parameters() if not p.requires_grad)
     architecture = trainer.model.config
     log.info("device: %s", trainer.arithmetic)
-    log.info(
-        "model: %.2f million parameters (%.2f frozen), vocabulary size %d",
-        parameters / 1e6,
-        frozen / 1e6,
-        architecture.target_vocab_size,
-    )
+    sizes = f"{parameters / 1e6:.2f} million parameters ({frozen / 1e6:.2f} frozen)"
+    log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
     if not architecture.is_classifier:
         log.info("exports: %s", describe_exports(architecture))
     steps = f"{window.steps_in_epoch} steps"
@@ -289,5 +285,5 @@ def _save_alone(trainer: Trainer) -> None:
 
 
 def _log_stage(trainer: Trainer, position: Position) -> None:
-    if trainer.planner.corpus.mixer is not None:
-        log.info("data: %s", trainer.planner.corpus.mixer.describe(position.starts))
+    if trainer.corpus.mixer is not None:
+        log.info("data: %s", trainer.corpus.mixer.describe(position.starts))

@@ -67,7 +67,11 @@ class ModelSelection:
         self.run_dir = Path(run.config.run_dir)
         self.state, self.progress = state, progress
         self.average, self.ranks = average, ranks
-        self.validator = _make_validator(run, state.micro_batch_tokens, ranks)
+        assert state.micro_batch_tokens is not None
+        validator: type[Validator | ClassifierValidator] = Validator
+        if run.config.model.is_classifier:
+            validator = ClassifierValidator
+        self.validator = validator(run.data, run.config, run.tokenizer, state.micro_batch_tokens, ranks)
         self.failures = 0  # in a row
         metric = run.config.training.best_metric
         if metric != self.validator.leading_metric:
@@ -98,12 +102,21 @@ class ModelSelection:
                 return
         self.failures = 0
 
+    def scores_of(self, model: AnyModel) -> Scores | ClassifierScores:
+        """Score a model on the validation set. All ranks return the same. Raises MtrainError or MemoryError
+        on all of them if one fails."""
+        with self.ranks.agreed():
+            share = self.validator.share(model)
+        shares = self.ranks.gather(share)
+        with self.ranks.agreed():
+            return self.validator.scores(shares)
+
     def score_initial_model(self) -> None:
         """Score the model that a new run starts from, which shows what training gains. It never becomes the
         best one, because no checkpoint has its weights. A failure is logged, as in `validate`."""
         with self._tolerated("validation"):
             with self.average.applied(self.ranks) as model:
-                scores = self.validator(model)
+                scores = self.scores_of(model)
             value = self._value_of(scores)
             self.state.seconds += self.progress.elapsed()
             self.state.initial_score = value if math.isfinite(value) else None
@@ -150,7 +163,7 @@ class ModelSelection:
                 raise DivergedError(f"{self.failures} validations in a row failed: {error}") from None
             raise error
         log.warning("step %d: %s failed: %s", self.state.step, activity, error)
-        release_cached_memory(self.validator.device)
+        release_cached_memory(self.ranks.device)
 
     def _publish(self, verify: bool = False) -> bool:
         """Publish the best weights so far. Returns whether this has succeeded."""
@@ -158,11 +171,10 @@ class ModelSelection:
             lost = False
             with self.ranks.agreed():
                 if self.ranks.is_first:
-                    lost = not publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify)
+                    lost = not publish_best(self.state, self.config, self.tokenizer, verify)
             if self.ranks.broadcast(lost):
-                self._warn(
-                    "the best weights, of step %d, are lost; their score is discarded", self.state.best_step
-                )
+                message = "the best weights, of step %d, are lost; their score is discarded"
+                self._warn(message, self.state.best_step)
                 self._discard_best()
             return True
         return False
@@ -174,7 +186,7 @@ class ModelSelection:
             return True
         with self._tolerated("validation"):
             with self.average.applied(self.ranks) as model:
-                scores = self.validator(model)
+                scores = self.scores_of(model)
                 with self.ranks.agreed():
                     outcome = self._compare(scores, model, saved) if self.ranks.is_first else None
             self.state.adopt_validation(self.ranks.broadcast(outcome))
@@ -253,16 +265,5 @@ class ModelSelection:
 
 def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
     """The finite scores that are used to compare validations, by name."""
-    return {
-        name: value for name, value in scores.record().items() if name in DECIMALS and math.isfinite(value)
-    }
-
-
-def _make_validator(
-    run: PreparedRun, micro_batch_tokens: int | None, ranks: Ranks
-) -> Validator | ClassifierValidator:
-    assert micro_batch_tokens is not None
-    data, config = run.data, run.config
-    if config.model.is_classifier:
-        return ClassifierValidator(data.validation, config, run.tokenizer, micro_batch_tokens, ranks)
-    return Validator(data.validation, data.directions, config, run.tokenizer, micro_batch_tokens, ranks)
+    known = scores.record().items()
+    return {name: value for name, value in known if name in DECIMALS and math.isfinite(value)}

@@ -9,6 +9,7 @@ import torch
 
 from mtrain.checkpoint.checkpoint import Checkpoint, load_checkpoint, restore_validation
 from mtrain.checkpoint.state import TrainState
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import Division, batch_order
 from mtrain.data.epochs.loader import Loader, StepInput
 from mtrain.data.epochs.windows import WindowPlanner
@@ -24,10 +25,15 @@ from mtrain.training.setup.prepare import PreparedRun
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.step.average import WeightAverage
-from mtrain.training.step.learners import make_learner_of_rank
+from mtrain.training.step.ddp import ParallelLearner
+from mtrain.training.step.learner import Learner, make_learner
 from mtrain.training.step.optimizer import freeze
 
 log = logging.getLogger(__name__)
+
+BYTES_OF_COPY = 16  # of each parameter in fp32: weight, gradient, and AdamW's two moments
+BYTES_OF_AVERAGE = 4  # of each parameter, with `training.ema_decay`
+SHARE_OF_COPY = 0.6  # of a GPU's memory; the rest is for activations and validation
 
 
 class Trainer:
@@ -37,8 +43,7 @@ class Trainer:
         """A new run starts with the weights of `run.initial_model`, if given, else with random weights. A run
         that has a checkpoint resumes from it."""
         config, training = run.config, run.config.training
-        tokenizer, corpus = run.tokenizer, run.data.train
-        self.config, self.tokenizer = config, tokenizer
+        self.config, self.corpus = config, run.data.train
         self.run_dir, self.ranks = Path(config.run_dir), ranks
         self.checkpoint = run.checkpoint and run.checkpoint.folder  # to resume from
         self.model = _make_model(run, ranks.device)
@@ -47,10 +52,10 @@ class Trainer:
         self.average = WeightAverage(self.model, training)
         with ranks.watched():
             state = self._restore(run.checkpoint) if run.checkpoint else _initial_state(run)
-            micro_batch = agree_on_micro_batches(config, corpus, self.learner, state, ranks)
+            micro_batch = agree_on_micro_batches(config, self.corpus, self.learner, state, ranks)
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
-        self.planner = WindowPlanner(corpus, config, division)
-        self.loader = Loader(self.planner, tokenizer, ranks.device)
+        self.planner = WindowPlanner(self.corpus, config, division)
+        self.loader = Loader(self.planner, run.tokenizer, ranks.device)
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
         if run.checkpoint:
             log_changes(state, self.arithmetic, ranks)
@@ -114,3 +119,25 @@ def _make_model(run: PreparedRun, device: torch.device) -> AnyModel:
         log.info("initialized from %s (%s)", training.init_from, initial.fingerprint[:12])
     freeze(model, training.freeze)
     return model
+
+
+def make_learner_of_rank(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> Learner:
+    """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
+    if ranks.size == 1:
+        return make_learner(model, config)
+    if not shards_weights(model, config, ranks):
+        return ParallelLearner(model, config, ranks)
+    from mtrain.training.step.fsdp import ShardedLearner  # takes a second to import
+
+    return ShardedLearner(model, config, ranks)
+
+
+def shards_weights(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> bool:
+    """Whether the ranks share the weights: as configured, or if weights, gradients, moments and the moving
+    average do not fit in SHARE_OF_COPY of a GPU's memory."""
+    if config.parallel != "auto" or ranks.device.type != "cuda":
+        return config.parallel == "fsdp"
+    memory = torch.cuda.get_device_properties(ranks.device).total_memory
+    each = BYTES_OF_COPY + (0 if config.ema_decay is None else BYTES_OF_AVERAGE)
+    needed = sum(each * parameter.numel() for parameter in model.parameters())
+    return bool(ranks.all_reduce_max(needed > SHARE_OF_COPY * memory)[0])

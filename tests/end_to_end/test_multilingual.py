@@ -14,7 +14,7 @@ from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
 from mtrain.errors import ModelError
 from mtrain.evaluation import evaluate
-from mtrain.report.attention_maps import attention_maps
+from mtrain.report.attention import attention_maps
 from mtrain.report.report import report_page
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.fit import fit, make_trainer
@@ -143,7 +143,7 @@ def test_validation_knows_the_languages_of_each_direction(both, monkeypatch):
 
     monkeypatch.setattr(training_validate, "Translator", Recorded)
     trainer = make_trainer(load_config(both / "config.yaml"), device="cpu")
-    scores = trainer.selection.validator(trainer.model)
+    scores = trainer.selection.scores_of(trainer.model)
     assert directions == ["en-de", "de-en"] and scores.bleu > 95
 
 

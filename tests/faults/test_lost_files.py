@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.training.validation.translation import Validator
+from mtrain.training.model_selection import ModelSelection
 from tests.support.cli import one_line
 from tests.support.training import fit_on_cpu, read_metrics, with_bleu
 
@@ -91,13 +91,13 @@ def test_46_a_link_that_leads_nowhere_is_refused_and_kept(mtrain, run, run_dir, 
 
 def test_46_links_are_followed(make_config, tmp_path, monkeypatch):
     recipe = {"validate_every": 1, "checkpoint_every": 1, "log_every": 1, "max_steps": 1}
-    validate, bleu = Validator.__call__, iter((10, 20))
+    validate, bleu = ModelSelection.scores_of, iter((10, 20))
 
     def improve(*arguments):
         validate(*arguments)
         return with_bleu(next(bleu))
 
-    monkeypatch.setattr(Validator, "__call__", improve)
+    monkeypatch.setattr(ModelSelection, "scores_of", improve)
     run = fit_on_cpu(make_config(training=recipe))
     recorded = "samples.jsonl", "best_validation.json", "checkpoints/index.json"
     folders = "tokenizer", "checkpoints", "data"

@@ -19,6 +19,7 @@ from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
 from mtrain.training import loop, trainer
 from mtrain.training.fit import make_trainer
+from mtrain.training.model_selection import ModelSelection
 from mtrain.training.setup.micro_batch import read_limit
 from mtrain.training.step import arithmetic
 from mtrain.training.validation.translation import Scores, Validator
@@ -85,7 +86,7 @@ def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(run, 
 @pytest.mark.slow
 def test_02_if_the_patience_ends_the_run_all_ranks_repeat_the_save_that_failed(run, tmp_path, monkeypatch):
     scores = (Scores(nll, 3, 20, 20, {}) for nll in (1.0, 2.0))
-    monkeypatch.setattr(Validator, "__call__", lambda *_: next(scores))
+    monkeypatch.setattr(ModelSelection, "scores_of", lambda *_: next(scores))
 
     def work() -> None:
         fail, _ = fail_writes("model.safetensors", (2, 3))
@@ -312,8 +313,8 @@ def test_all_ranks_validate_the_averaged_weights(run, tmp_path):
     assert exit_codes(run_ranks(2, fit(run, 10, *options), tmp_path)) == [0, 0], read_logs(tmp_path)
     [nll] = (line["validation"]["nll"] for line in read_metrics(run) if "validation" in line)
     config = load_config(run / "config.yaml")
-    validator = make_trainer(config, device="cpu").selection.validator
-    assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
+    selection = make_trainer(config, device="cpu").selection
+    assert selection.scores_of(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 
 @pytest.mark.slow

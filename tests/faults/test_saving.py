@@ -18,9 +18,9 @@ from mtrain.cli import main
 from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.loop import train_step
+from mtrain.training.model_selection import ModelSelection
 from mtrain.training.records.progress import Progress
 from mtrain.training.setup.run_folder import locked_run_folder
-from mtrain.training.validation.translation import Validator
 from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation
 from tests.support.faults.processes import run_in_child, start, wait, wait_until
@@ -172,7 +172,7 @@ def test_02_better_weights_whose_save_failed_become_the_best_if_the_time_ends(
         hours.extend([1] * (found.bleu == 40))
         return found
 
-    monkeypatch.setattr(Validator, "__call__", validate)
+    monkeypatch.setattr(ModelSelection, "scores_of", validate)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * len(hours))
     failing([2, 3])
     recipe = {"max_steps": 100, "max_minutes": 30.0, "average_checkpoints": 2}

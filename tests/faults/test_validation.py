@@ -13,7 +13,8 @@ import torch
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config.schema import Config
 from mtrain.errors import DivergedError, ModelError, StorageError, UsageError
-from mtrain.training.validation.translation import Scores, Validator
+from mtrain.training.model_selection import ModelSelection
+from mtrain.training.validation.translation import Scores
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import Killed, no_space
 from tests.support.training import (
@@ -38,14 +39,14 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     def script(*outcomes: Scores | Exception | type[BaseException]) -> list[int]:
         seen: list[int] = []
 
-        def validate(self: Validator, model: object) -> Scores:
+        def validate(self: ModelSelection, model: object) -> Scores:
             outcome = outcomes[min(len(seen), len(outcomes) - 1)]
             seen.append(len(seen))
             if not isinstance(outcome, Scores):
                 raise outcome
             return outcome
 
-        monkeypatch.setattr(Validator, "__call__", validate)
+        monkeypatch.setattr(ModelSelection, "scores_of", validate)
         return seen
 
     return script
@@ -205,7 +206,7 @@ def test_30_a_repeated_validation_that_fails_when_the_time_ends_is_repeated_agai
     """With the same average of checkpoints."""
     seen, hours, clock = [], [], time.perf_counter
 
-    def validate(self: Validator, model: object) -> Scores:
+    def validate(self: ModelSelection, model: object) -> Scores:
         seen.append(weights(model))
         if len(seen) == 2:
             raise Killed
@@ -216,7 +217,7 @@ def test_30_a_repeated_validation_that_fails_when_the_time_ends_is_repeated_agai
         if operation.path.match(".index.json.*.tmp") and operation.name == "open" and len(seen) == 3:
             no_space()
 
-    monkeypatch.setattr(Validator, "__call__", validate)
+    monkeypatch.setattr(ModelSelection, "scores_of", validate)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * len(hours))
     recipe = {"average_checkpoints": 2, "max_steps": 100, "max_minutes": 30.0}
     config = make_config(training=recipe)
@@ -244,7 +245,7 @@ def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monke
         return make_config(name, model={"dropout": 0.3}, training={**recipe, "patience": 2})
 
     whole = fit_on_cpu(config("whole"))
-    real, calls, last = Validator.__call__, [], 0
+    real, calls, last = ModelSelection.scores_of, [], 0
 
     def killed(self, model):
         calls.append(1)
@@ -253,7 +254,7 @@ def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monke
             raise Killed
         return scores
 
-    monkeypatch.setattr(Validator, "__call__", killed)
+    monkeypatch.setattr(ModelSelection, "scores_of", killed)
     for last in (1, 3):
         calls.clear()
         parts = config(f"parts{last}")

@@ -87,7 +87,7 @@ def make_config(preset: str, **sections: Mapping[str, object]) -> tuple[Config, 
 def predict(config: Config, architecture: ModelConfig) -> Costs:
     """The costs by the formulas of `mtrain plan`."""
     lengths = np.full(PAIRS * 2, LENGTH)
-    pairs = TrainingLengths(lengths, lengths, np.ones(len(lengths)), 1.0, True, 1, 1, (0,), "measurement")
+    pairs = TrainingLengths(lengths, lengths, np.ones(len(lengths)), 1.0, True, 1, (1, 0), "measurement")
     device = TrainingDevice(find_hardware("cpu"), config.training.precision)
     estimator = Estimator(config, architecture, pairs, device)
     return Costs(estimator.step().flops, estimator.memory().total)

@@ -20,7 +20,8 @@ from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import collate
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
-from mtrain.training.validation.translation import Scores, Validator
+from mtrain.training.model_selection import ModelSelection
+from mtrain.training.validation.translation import Scores
 from tests.support.encoding import prepare_data
 
 PAIRS = [
@@ -222,7 +223,7 @@ def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def script(*scores: Scores) -> None:
         remaining = iter(scores)
-        monkeypatch.setattr(Validator, "__call__", lambda *_: next(remaining))
+        monkeypatch.setattr(ModelSelection, "scores_of", lambda *_: next(remaining))
 
     return script
 

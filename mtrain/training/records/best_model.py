@@ -21,28 +21,26 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 
-def publish_best(
-    run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer, verify: bool = False
-) -> bool:
+def publish_best(state: TrainState, config: Config, tokenizer: Tokenizer, verify: bool) -> bool:
     """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
 
     If training has returned to an older checkpoint, a model from a later step is renamed to superseded-*,
     with its records. Returns False if the best weights are lost. Raises StorageError.
     """
-    step = None  # of the weights in `RUN/model`, if it is recorded
+    run_dir = Path(config.run_dir)
+    folder, step = run_dir / "model", None  # the step of its weights, if it is recorded
     with suppress(ModelError):
-        step = getattr(read_info(run_dir / "model").training, "steps", None)
+        step = getattr(read_info(folder).training, "steps", None)
     if step is not None and step > state.step:
         found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
         for path in filter(Path.exists, found):
             rename_superseded(path)
     if state.best_step is None:
         return True
-    folder = run_dir / "model"
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
     contents = to_yaml(folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):
-        _complete_published(folder, run_dir, config, state.best_step)
+        _complete_published(folder, config, state.best_step)
         return True
     try:
         if not best.exists():
@@ -57,10 +55,9 @@ def publish_best(
         log.warning("%s: cannot describe the run: %s", run_dir, error)
         info = new_info(name_of(run_dir), Origin(kind="trained"))
     save_model_folder(folder, evaluation_weights(best), contents, tokenizer, info)
-    if not is_unedited(folder / CARD):
-        log.info(
-            "%s was edited and is kept; `mtrain info %s --card` prints a new one", folder / CARD, run_dir
-        )
+    card = folder / CARD
+    if not is_unedited(card):
+        log.info("%s was edited and is kept; `mtrain info %s --card` prints a new one", card, run_dir)
     return True
 
 
@@ -77,13 +74,13 @@ def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool
     return False
 
 
-def _complete_published(folder: Path, run_dir: Path, config: Config, step: int) -> None:
+def _complete_published(folder: Path, config: Config, step: int) -> None:
     """Add info.json and README.md to a model folder that an earlier version has written. A failure is logged;
     the model can be used without them."""
     if (folder / INFO).exists():
         return
     try:
-        write_info(folder, describe_run(run_dir, config, step))
+        write_info(folder, describe_run(Path(config.run_dir), config, step))
         write_card(folder)
     except MtrainError as error:
         log.warning("%s", error)

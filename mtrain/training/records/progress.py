@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -58,7 +58,8 @@ class Progress:
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
         self.run_dir, self.state = run_dir, state
         self.file = run_dir / "metrics.jsonl"
-        self.sums = dict(state.metric_sums)  # since the last line of metrics.jsonl
+        # Since the last line of metrics.jsonl.
+        self.sums: defaultdict[str, float] = defaultdict(float, state.metric_sums)
         self.skipped_steps = state.skipped_steps
         self.skipped_in_a_row = state.skipped_in_a_row
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
@@ -102,7 +103,7 @@ class Progress:
         repeated = self.state.validation_due and step == self.state.step and "validation" in record
         return step <= self.state.step and not repeated
 
-    def add_step(self, metrics: StepMetrics, locate: Callable[[], list[str]] = list) -> None:
+    def add_step(self, metrics: StepMetrics, locate: Callable[[], list[str]]) -> None:
         """Add the metrics of a step, and read those of the previous step. `locate` returns where the pairs of
         the step come from, as `file:line`."""
         self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, locate))
@@ -111,10 +112,7 @@ class Progress:
 
     def add_waiting(self, seconds: float) -> None:
         """Add the time that the next step has waited for its data."""
-        self._add("data_seconds", seconds)
-
-    def _add(self, name: str, value: float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
+        self.sums["data_seconds"] += seconds
 
     def counters(self) -> dict[str, Any]:
         """The fields of `TrainState` that this object keeps, as of the last step whose metrics were read."""
@@ -133,7 +131,7 @@ class Progress:
             values, tokens, locate = self.pending.popleft()
             loss, nll, norm, skipped = values()
             for name, value in (("loss", loss), ("nll", nll), ("tokens", tokens), ("steps", 1)):
-                self._add(name, value)
+                self.sums[name] += value
             self.sums["norm"] = norm
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
@@ -181,7 +179,7 @@ class Progress:
             data_seconds=sums.get("data_seconds", 0.0) / sums["steps"],
             skipped_steps=self.skipped_steps,
         )
-        self.sums = {}
+        self.sums.clear()
         rates = [f"lr {rate:.2g}", f"{speed:,.0f} {self.speed_unit}"]
         stages = [] if stage is None else [f"stage {stage}"]
         self.bar.details = [*stages, f"loss {loss:.3f}", *self._score, *rates]
@@ -205,7 +203,7 @@ class Progress:
         seconds = now - self.clock
         self.clock = now
         if stepping:
-            self._add("seconds", seconds)
+            self.sums["seconds"] += seconds
         return seconds
 
     def _write(self, **record: Any) -> None:

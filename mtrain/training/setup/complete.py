@@ -9,20 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mtrain.config import recipe
 from mtrain.config.load import validate
-from mtrain.config.recipe import (
-    OPEN_IF_NULL,
-    Budget,
-    Choice,
-    CorpusSize,
-    assumed_speed,
-    choose_training,
-    parameters,
-    peak_rate,
-    presets_for,
-    suffices,
-    warmup,
-)
+from mtrain.config.recipe import Budget, Choice, CorpusSize
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.data.epochs.batching import BatchPlan, Division
@@ -59,8 +48,8 @@ class Workload(NamedTuple):
 
 def is_incomplete(config: Config) -> bool:
     """Whether a config leaves values to `complete_config`."""
-    recipe = config.training
-    return config.model.preset == "auto" or recipe.learning_rate is None or recipe.warmup_steps is None
+    training = config.training
+    return config.model.preset == "auto" or training.learning_rate is None or training.warmup_steps is None
 
 
 def complete_config(
@@ -84,8 +73,8 @@ def complete_config(
             division = Division(micro_batch, len(learner.replicas), ranks.rank, ranks.size)
             return Loader(WindowPlanner(corpus, sized, division), tokenizer, learner.device).steps()
 
-        recipe, alone = sized.training, ranks.size == 1
-        return measure_speed(architecture, recipe, ranks.device, steps, alone, recipe.max_minutes)
+        training, alone = sized.training, ranks.size == 1
+        return measure_speed(architecture, training, ranks.device, steps, alone, training.max_minutes)
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
     work = make_workload(config, lengths, speed, assumed_speed_of(ranks))
@@ -98,7 +87,7 @@ def complete_config(
 def assumed_speed_of(ranks: Ranks) -> float:
     """The `assumed_speed` of all ranks. Those on one CPU share it."""
     on_cpu = ranks.device.type == "cpu"
-    return assumed_speed(ranks.device.type, ranks.size // ranks.local_size if on_cpu else ranks.size)
+    return recipe.assumed_speed(ranks.device.type, ranks.size // ranks.local_size if on_cpu else ranks.size)
 
 
 def make_workload(
@@ -141,17 +130,17 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
             section, key = choice.key.split(".")
             raw.setdefault(section, {})[key] = choice.value
         config = validate(Config, raw, "the automatic recipe")
-    recipe = config.training
-    limits = [] if recipe.max_steps is None else [recipe.max_steps]
-    if recipe.max_epochs is not None:
-        limits.append(recipe.max_epochs * work.steps_per_epoch(recipe.batch_tokens))
-    rate, steps = recipe.learning_rate, recipe.warmup_steps
+    training = config.training
+    limits = [] if training.max_steps is None else [training.max_steps]
+    if training.max_epochs is not None:
+        limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
+    rate, steps = training.learning_rate, training.warmup_steps
     if rate is None:
-        rate = peak_rate(config.model.d_model) * (FINE_TUNING if recipe.init_from else 1)
+        rate = recipe.peak_rate(config.model.d_model) * (FINE_TUNING if training.init_from else 1)
     if steps is None:
-        steps = warmup(min(limits, default=UNKNOWN_STEPS))
+        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS))
     values = {"learning_rate": rate, "warmup_steps": steps}
-    return config.model_copy(update={"training": recipe.model_copy(update=values)}), choices
+    return config.model_copy(update={"training": training.model_copy(update=values)}), choices
 
 
 def _is_given(config: Config, key: str) -> bool:
@@ -161,7 +150,7 @@ def _is_given(config: Config, key: str) -> bool:
     values = getattr(config, section)
     if key == "training.ema_decay" and "average_checkpoints" in config.training.model_fields_set:
         return True
-    if key in OPEN_IF_NULL and getattr(values, name) is None:
+    if key in recipe.OPEN_IF_NULL and getattr(values, name) is None:
         return False
     return key != "model.preset" and name in values.model_fields_set
 
@@ -180,7 +169,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"])
+    choices = recipe.choose_training(size, budget, limit, batch, steps, sizes["d_model"])
     return [Choice("model.preset", preset, reason), *choices]
 
 
@@ -192,12 +181,12 @@ def _sizes(config: Config, preset: str) -> Mapping[str, int]:
 
 def smallest_sizes(config: Config) -> Mapping[str, int]:
     """The sizes of the smallest preset, except for those that the config gives."""
-    return _sizes(config, presets_for(0)[0])
+    return _sizes(config, recipe.presets_for(0)[0])
 
 
 def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[str, str]:
     """The largest preset that the corpus can fill and the budget can train, and the reason."""
-    chosen, *larger = presets_for(size.pairs)
+    chosen, *larger = recipe.presets_for(size.pairs)
     reason = f"{size.pairs:,} pairs"
     for name in larger:
         sizes = _sizes(config, name)
@@ -243,7 +232,8 @@ class _Timer:
         if self.budget.minutes is not None:
             self.settle(smaller, rounds=1)
             before = self.speed
-            self.speed = before * SPEED_MARGIN * parameters(smaller) / parameters(sizes)
+            small, large = recipe.parameters(smaller), recipe.parameters(sizes)
+            self.speed = before * SPEED_MARGIN * small / large
         try:
             if self._suffices(sizes):  # at the speed that its size suggests
                 self.settle(sizes, rounds=1)
@@ -256,17 +246,16 @@ class _Timer:
         return False
 
     def _suffices(self, sizes: Mapping[str, int]) -> bool:
-        return suffices(self.budget.limit(self.corpus, self.speed).tokens, sizes)
+        return recipe.suffices(self.budget.limit(self.corpus, self.speed).tokens, sizes)
 
     def _time(self, sizes: Mapping[str, int], batch: int) -> float:
         key = (*sizes.items(), batch)
         if key not in self._speeds:
-            model = {**sizes, "preset": None, "activation_dropout": 0.0}
-            changed = {
-                "model": self.config.model.model_copy(update=model),
-                "training": self.config.training.model_copy(update={"batch_tokens": batch}),
-            }
-            self._speeds[key] = self.measure(self.config.model_copy(update=changed))
+            sized = {**sizes, "preset": None, "activation_dropout": 0.0}
+            model = self.config.model.model_copy(update=sized)
+            training = self.config.training.model_copy(update={"batch_tokens": batch})
+            config = self.config.model_copy(update={"model": model, "training": training})
+            self._speeds[key] = self.measure(config)
         return self._speeds[key]
 
 

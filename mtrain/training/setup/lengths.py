@@ -38,8 +38,7 @@ class TrainingLengths:
     share: float  # the number of these pairs, divided by that of an epoch
     is_complete: bool  # whether these are all pairs of an epoch
     validation_pairs: int
-    seed: int
-    key: tuple[int, ...]  # of the plan of the batches
+    key: tuple[int, ...]  # of the plan of the batches, the seed first
     origin: str  # for messages
 
     @classmethod
@@ -53,8 +52,7 @@ class TrainingLengths:
             share=share,
             is_complete=share >= 1,
             validation_pairs=len(data.validation),
-            seed=config.seed,
-            key=data.train.key(0, 0),
+            key=(config.seed, *data.train.key(0, 0)),
             origin=origin,
         )
 
@@ -93,8 +91,7 @@ class TrainingLengths:
             share=copies * len(sample) / pairs,
             is_complete=len(sample) == pairs,
             validation_pairs=len(held_out) or _count_validation(config.data),
-            seed=config.seed,
-            key=(0,),
+            key=(config.seed, 0),
             origin=origin,
         )
 
@@ -111,8 +108,7 @@ class TrainingLengths:
         """The batches of these pairs on the first of `world_size` ranks; see `plan_batches`. Raises DataError
         if there are none."""
         division = Division(micro_batch_tokens, workers, world_size=world_size)
-        lengths, key = (self.source, self.target), (self.seed, *self.key)
-        plan = plan_batches(lengths, batch_tokens, division, key, self.weights)
+        plan = plan_batches((self.source, self.target), batch_tokens, division, self.key, self.weights)
         require_pairs(plan, epoch=0)
         return plan
 

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,23 +49,21 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int:
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     if device.type != "cpu":
         return int(torch.get_device_module(device).get_device_properties(device).total_memory)
-    return min([_machine_memory(), *_cgroup_limits(root), *_address_space_limit()])
+    return min([*_machine_limits(), *_cgroup_limits(root)])
 
 
-def _machine_memory() -> int:
+def _machine_limits() -> Iterator[int]:
+    """Yield the memory of the machine, and RLIMIT_AS if it is set."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows
-        return 8 * 2**30
+        yield 8 * 2**30
+    if sys.platform != "win32":
+        import resource
 
-
-def _address_space_limit() -> list[int]:
-    if sys.platform == "win32":
-        return []
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return [] if limit == resource.RLIM_INFINITY else [limit]
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            yield limit
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
@@ -117,20 +115,16 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     longest sentence and the machine, so that a resumed run has the same micro-batches; for CUDA devices, see
     `agree_on_micro_batches`.
     """
-
-    def size(pairs: int) -> int:
-        return activation_bytes(learner, Batch.of_size(pairs, longest))
-
+    small, large = (activation_bytes(learner, Batch.of_size(pairs, longest)) for pairs in (2, 4))
     workers, on_cpu = len(learner.replicas), learner.device.type == "cpu"
-    return fit_micro_batch_tokens(size, longest, batch_tokens, memory, workers, on_cpu)
+    return fit_micro_batch_tokens(small, large, longest, batch_tokens, memory, workers, on_cpu)
 
 
 def fit_micro_batch_tokens(
-    size: Callable[[int], int], longest: int, batch_tokens: int, memory: float, workers: int, on_cpu: bool
+    small: int, large: int, longest: int, batch_tokens: int, memory: float, workers: int, on_cpu: bool
 ) -> int:
-    """Like `choose_micro_batch_tokens`, given the bytes of the activations of some pairs of the longest
-    sentences, as a function of their number."""
-    small, large = size(2), size(4)
+    """Like `choose_micro_batch_tokens`, given the bytes of the activations of a `small` batch of two, and of
+    a `large` one of four pairs of the longest sentences."""
     per_token = (large - small) / (2 * longest)
     per_batch = max(0, small - 2 * longest * per_token)
     tokens = min(batch_tokens, max(longest, MAX_CPU_TOKENS)) if on_cpu else batch_tokens
@@ -139,7 +133,7 @@ def fit_micro_batch_tokens(
     return tokens
 
 
-def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, sharing: int = 1) -> int:
+def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, sharing: int) -> int:
     """Padded tokens of a micro-batch: as configured, or as many as fit in memory. The memory of a CPU is
     shared by `sharing` processes."""
     recipe = config.training

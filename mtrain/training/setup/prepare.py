@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,42 +135,34 @@ def prepare_run(
         trained_on = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
         data = prepare_data(config.data, tokenizer, folder, config.seed, trained_on, scanner, workers)
     if checkpoint:
-        _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
+        state = _accept_changes(checkpoint.state, tokenizer, data, batch_order(config.data))
+        checkpoint = checkpoint._replace(state=state)
     choices = vocab_size_choice(config) if adapt_vocab_size else []
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
 
 
-def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData, order: int) -> None:
-    """Adapt the state of a checkpoint to a tokenizer, data or order of batches that has changed since."""
-    state = checkpoint.state
-    if state.tokenizer_fingerprint != tokenizer.fingerprint():
+def _accept_changes(state: TrainState, tokenizer: Tokenizer, data: PreparedData, order: int) -> TrainState:
+    """The state of a checkpoint, adapted to a tokenizer, data or order of batches that has changed since."""
+    adapted = replace(
+        state,
+        tokenizer_fingerprint=tokenizer.fingerprint(),
+        data_fingerprint=data.fingerprint,
+        batch_order=order,
+        window_layout=data.train.layout(state.position.starts),
+    )
+    if state.tokenizer_fingerprint != adapted.tokenizer_fingerprint:
         log.warning("the tokenizer has changed; the model was trained with another vocabulary")
-        state.tokenizer_fingerprint = tokenizer.fingerprint()
-    if state.data_fingerprint != data.fingerprint:
-        log.warning("the training data has changed; restarting epoch %d", state.epoch + 1)
-        state.data_fingerprint = data.fingerprint
-        _restart_epoch(state)
-    if state.batch_order != order:
-        if _is_in_epoch(state):
-            reason = "another version of mtrain, or data.subword_sampling"
-            log.warning(
-                "data: the order of batches has changed (%s); restarting epoch %d", reason, state.epoch + 1
-            )
-        state.batch_order = order
-        _restart_epoch(state)
-    if state.window_layout != data.train.layout(state.position.starts):
-        if _is_in_epoch(state):
-            message = "data: the windows of an epoch have changed (data.window_pairs); restarting epoch %d"
-            log.warning(message, state.epoch + 1)
-        state.window_layout = data.train.layout(state.position.starts)
-        _restart_epoch(state)
-
-
-def _is_in_epoch(state: TrainState) -> bool:
-    """Whether a part of the current epoch has been trained on."""
-    return bool(state.position.window or state.position.step)
-
-
-def _restart_epoch(state: TrainState) -> None:
-    state.position = state.position._replace(window=0, step=0)
-    state.steps_in_first_epoch = None
+    reason = None
+    if state.data_fingerprint != adapted.data_fingerprint:
+        reason = "the training data has changed"
+    elif state.batch_order != order:
+        cause = "another version of mtrain, or data.subword_sampling"
+        reason = f"data: the order of batches has changed ({cause})"
+    elif state.window_layout != adapted.window_layout:
+        reason = "data: the windows of an epoch have changed (data.window_pairs)"
+    if reason is None:
+        return adapted
+    is_in_epoch = bool(state.position.window or state.position.step)
+    if is_in_epoch or state.data_fingerprint != adapted.data_fingerprint:
+        log.warning("%s; restarting epoch %d", reason, state.epoch + 1)
+    return replace(adapted, position=state.position._replace(window=0, step=0), steps_in_first_epoch=None)

@@ -14,16 +14,8 @@ from typing import Any, NamedTuple
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import Loaded, load_any_model, load_model, tokenizer_folder
+from mtrain.config import recipe
 from mtrain.config.load import validate
-from mtrain.config.recipe import (
-    AUTOMATIC,
-    OPEN_IF_NULL,
-    TOKENS_PER_PAIR,
-    Budget,
-    CorpusSize,
-    assumed_speed,
-    choose_vocab_size,
-)
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import DECODER_KEYS, Architecture
 from mtrain.config.sections.tokenizer import TokenizerConfig
@@ -96,16 +88,15 @@ def resolve_config(
 def _settings_of_run(config: Config, saved: Config) -> Values:
     """The settings of a run that its config need not repeat, from the `saved` config of the run."""
     values = saved.model_dump(mode="json")
-    inherited: Values = {
-        "training": {key: values["training"][key] for key in ("learning_rate", "warmup_steps")}
-    }
+    kept = ("learning_rate", "warmup_steps")
+    inherited: Values = {"training": {key: values["training"][key] for key in kept}}
     if config.training.init_from is not None:
         inherited |= {section: values[section] for section in ("tokenizer", "model", "decoding")}
         inherited["data"] = {key: values["data"][key] for key in ("max_length", "language_tags")}
     elif config.tokenizer.path is not None:
         inherited["tokenizer"] = values["tokenizer"]
     if config.model.preset == "auto":
-        for section, key in (name.split(".") for name in AUTOMATIC):
+        for section, key in (name.split(".") for name in recipe.AUTOMATIC):
             inherited.setdefault(section, {})[key] = values[section][key]
         inherited["training"]["max_steps"] = _planned_steps(config, saved)
     return inherited
@@ -173,10 +164,10 @@ def _choose_vocab_size(
     if folder and not learn_again:  # the corpus need not be read to count its pairs
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
-    tokens = pairs * TOKENS_PER_PAIR
-    speed = speed or assumed_speed(resolve_device("auto").type)
-    planned = Budget.of(config).limit(CorpusSize(pairs, tokens, tokens, 0), speed).tokens
-    return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(pairs, planned)}})
+    tokens = pairs * recipe.TOKENS_PER_PAIR
+    speed = speed or recipe.assumed_speed(resolve_device("auto").type)
+    planned = recipe.Budget.of(config).limit(recipe.CorpusSize(pairs, tokens, tokens, 0), speed).tokens
+    return _inherit(config, {"tokenizer": {"vocab_size": recipe.choose_vocab_size(pairs, planned)}})
 
 
 def _inherit(config: Config, inherited: Values) -> Config:
@@ -184,7 +175,7 @@ def _inherit(config: Config, inherited: Values) -> Config:
     given = config.model_dump(mode="json", exclude_unset=True)
     if config.model.preset == "auto" and "model" in inherited:
         del given["model"]["preset"]
-    for section, key in (name.split(".") for name in OPEN_IF_NULL):
+    for section, key in (name.split(".") for name in recipe.OPEN_IF_NULL):
         if given.get(section, {}).get(key, "") is None:
             del given[section][key]
     sections = {section: {**values, **given.get(section, {})} for section, values in inherited.items()}
@@ -198,12 +189,11 @@ def _inherit_checked(config: Config, inherited: Values, origin: str) -> Config:
     """
     resolved = _inherit(config, inherited)
     values = resolved.model_dump(mode="json")
+    has_learned_positions = resolved.model.positions == "learned"
     for section, expected in inherited.items():
         for key, other in expected.items():
             name = f"{section}.{key}"
-            free = _MAY_DIFFER.fullmatch(name) or (
-                key == "max_length" and resolved.model.positions != "learned"
-            )
+            free = _MAY_DIFFER.fullmatch(name) or (key == "max_length" and not has_learned_positions)
             if (value := values[section][key]) != other and not free:
                 unit = " learned positions" if key == "max_length" else ""
                 raise UsageError(f"{name}: {value} was given, but {origin} has {other}{unit}; remove the key")

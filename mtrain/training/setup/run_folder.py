@@ -45,9 +45,7 @@ _CONTENTS = [
 _LEFTOVERS = ["checkpoints/.index.json.*tmp", "data/.epoch-*", *(f".{name}.*tmp" for name in _CONTENTS)]
 
 
-def open_run(
-    config: Config, saved: Config | None, resume: str, allow_data_change: bool = False
-) -> Checkpoint | None:
+def open_run(config: Config, saved: Config | None, resume: str, allow_data_change: bool) -> Checkpoint | None:
     """The checkpoint to resume from; None for a new run, whose `config.yaml` is written.
 
     `saved` is the config that the run had last. `resume` is `auto` (the newest valid checkpoint), `never`, or
@@ -88,10 +86,8 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
         _require_parts(run_dir)
         is_run = has_run_config(run_dir)
         if not is_run and (foreign := [name for name in _CONTENTS if _is_foreign(run_dir / name)]):
-            raise UsageError(
-                f"{run_dir}: is not a run folder, and a run would overwrite its {foreign[0]}; "
-                "give another --run-dir"
-            )
+            problem = f"is not a run folder, and a run would overwrite its {foreign[0]}"
+            raise UsageError(f"{run_dir}: {problem}; give another --run-dir")
         lock = try_lock(run_dir / ".lock")
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot create the run folder: {error.strerror}") from None
@@ -103,10 +99,9 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
         if is_run:
             _clean_up(run_dir)
         if (run_dir / "model" / MANIFEST).is_file() and not checkpoint_folders(run_dir):
-            raise UsageError(
-                f"{run_dir}: has a model but no checkpoint to resume from; a new run would replace the "
-                f"model; give another --run-dir, or move {run_dir / 'model'} elsewhere"
-            )
+            problem = "has a model but no checkpoint to resume from; a new run would replace the model"
+            cure = f"give another --run-dir, or move {run_dir / 'model'} elsewhere"
+            raise UsageError(f"{run_dir}: {problem}; {cure}")
         yield
     finally:
         lock.release()
@@ -116,10 +111,8 @@ def _require_parts(run_dir: Path) -> None:
     """Raise ModelError if the config of a run is lost, or if a part of it is a link that leads nowhere."""
     for path in (run_dir / name for name in _CONTENTS):
         if path.is_symlink() and not path.exists():
-            target = path.readlink()
-            raise ModelError(
-                f"{path}: a link to {target}, which does not exist; restore it, or remove the link"
-            )
+            problem = f"a link to {path.readlink()}, which does not exist"
+            raise ModelError(f"{path}: {problem}; restore it, or remove the link")
     file = run_dir / "config.yaml"
     if checkpoint_folders(run_dir) and not file.exists():
         cure = "restore it, or start another run with --run-dir"
@@ -190,11 +183,9 @@ def _check_changes(config: Config, previous: Config, stages: int, allow_data_cha
         is_held_out = key.startswith("data.validation") and isinstance(config.data.validation, Holdout)
         is_corpus = _CORPUS.fullmatch(key) is not None and not is_held_out
         if not (_MAY_CHANGE.fullmatch(key) or (is_corpus and allow_data_change)):
-            raise UsageError(
-                f"{key} was {_format_value(old)} when this run began and is {_format_value(new)} now; "
-                + ("add --allow-data-change, " if is_corpus else "")
-                + "restore it, or start another run with --run-dir"
-            )
+            change = f"{key} was {_format_value(old)} when this run began and is {_format_value(new)} now"
+            hint = "add --allow-data-change, " if is_corpus else ""
+            raise UsageError(f"{change}; {hint}restore it, or start another run with --run-dir")
         log.info("%s: %s, was %s", key, _format_value(new), _format_value(old))
 
 
@@ -210,14 +201,11 @@ def _check_stages(previous: DataConfig, data: DataConfig, begun: int) -> None:
     if new is None:
         raise UsageError(f"data.stages was given when this run began and is not now; restore it, {cure}")
     for number, before in enumerate(old[:begun], start=1):
-        problem, limits = "has ended and cannot change", set[str]()
+        kept, problem = set(before), "has ended and cannot change"
         if number == begun:
-            problem, limits = (
-                "has begun; only its max_epochs and max_steps can change",
-                {"max_epochs", "max_steps"},
-            )
-        now = new[number - 1] if number <= len(new) else None
-        if now is None or any(now[key] != value for key, value in before.items() if key not in limits):
+            kept -= {"max_epochs", "max_steps"}
+            problem = "has begun; only its max_epochs and max_steps can change"
+        if number > len(new) or any(new[number - 1][key] != before[key] for key in kept):
             raise UsageError(f"data.stages: stage {number} {problem}; restore it, {cure}")
     log.info("data.stages: the stages from stage %d on have changed", begun)
 

@@ -80,9 +80,8 @@ def _divide(model: AnyModel, root: nn.Module, config: TrainingConfig, ranks: Ran
     Precisions are those of autocast: matrices are gathered in the precision of their products; everything
     else, and the sum of gradients, stay in the precision of the weights.
     """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
-        resolve_precision(ranks.device, config.precision)
-    )
+    precision = resolve_precision(ranks.device, config.precision)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     of_weights = next(model.parameters()).dtype
     exact = MixedPrecisionPolicy(cast_forward_inputs=False)
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=of_weights, cast_forward_inputs=False)

@@ -146,13 +146,9 @@ class Learner:
         if not is_out_of_memory(error) or not divisible:
             raise error
         self.max_micro_batch_positions = max(divisible) / 2
-        pairs = sum(len(batch.rows) for batch in batches)
-        log.warning(
-            "out of memory in %d micro-batches (%d pairs); limiting each to %d padded tokens",
-            len(batches),
-            pairs,
-            self.max_micro_batch_positions,
-        )
+        size = f"{len(batches)} micro-batches ({sum(len(batch.rows) for batch in batches)} pairs)"
+        limit = int(self.max_micro_batch_positions)
+        log.warning("out of memory in %s; limiting each to %d padded tokens", size, limit)
 
     def _release_memory(self) -> None:
         for replica in self.replicas:

@@ -27,8 +27,6 @@ def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) ->
         return peak * math.sqrt(max(warmup, 1) / step)
     assert total_steps is not None
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    return (
-        peak * (1 - progress)
-        if config.schedule == "linear"
-        else peak * (1 + math.cos(math.pi * progress)) / 2
-    )
+    if config.schedule == "linear":
+        return peak * (1 - progress)
+    return peak * (1 + math.cos(math.pi * progress)) / 2

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mtrain.config.schema import Config
 from mtrain.config.sections.corruptions import Corruptions
 from mtrain.data import Pair
+from mtrain.data.prepare import PreparedData
 from mtrain.data.rewriting.classifier_pairs import Corrupter, draw_others, pair_sequence
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import NOT_FINITE
@@ -52,30 +52,27 @@ class ClassifierValidator:
     manner. If there are several ranks, each has a share of the pairs."""
 
     texts: Mapping[str, Sequence[str]] = {}  # what `record_translations` records: nothing
-    leading_metric: str  # selects the best model
 
     def __init__(
-        self, pairs: list[Pair], config: Config, tokenizer: Tokenizer, micro_batch_tokens: int, ranks: Ranks
+        self, data: PreparedData, config: Config, tokenizer: Tokenizer, micro_batch_tokens: int, ranks: Ranks
     ):
         assert config.data.corruptions is not None
-        self.sources = [pair.source for pair in pairs]
-        self.references = [pair.target for pair in pairs]
         self.ranks = ranks
-        self.device = ranks.device
         self.precision = config.training.precision
-        self.leading_metric = config.training.best_metric
+        self.leading_metric = config.training.best_metric  # selects the best model
         self.trained = {kind for kind, share in config.data.corruptions if share}
-        self._tokenizer = tokenizer
         self._examples: dict[str, list[tuple[int, int]]] = {}  # by kind: the good and the bad sequence
-        self._sequences = self._make_examples(config.data.max_length)
+        self._sequences = self._make_examples(data.validation, tokenizer, config.data.max_length)
         lengths = [len(sequence) for sequence in self._sequences]
         self._batches = list(in_batches(lengths, micro_batch_tokens)) if lengths else []
 
-    def _make_examples(self, max_length: int) -> list[list[int]]:
+    def _make_examples(
+        self, validation: list[Pair], tokenizer: Tokenizer, max_length: int
+    ) -> list[list[int]]:
         """Make the examples of each kind. Returns all different sequences in them."""
-        corrupter, eos = Corrupter(self._tokenizer, max_length), self._tokenizer.special.eos
-        source = self._tokenizer.encode_source(self.sources)
-        target = self._tokenizer.encode_target(self.references)
+        corrupter, eos = Corrupter(tokenizer, max_length), tokenizer.special.eos
+        source = tokenizer.encode_source([pair.source for pair in validation])
+        target = tokenizer.encode_target([pair.target for pair in validation])
         pairs = list(zip(source, target, strict=True))
         others = draw_others(np.array([len(ids) for ids in target], np.int32), (0,)).tolist()
         numbers: dict[tuple[int, ...], int] = {}
@@ -88,9 +85,7 @@ class ClassifierValidator:
                 corrupter.corrupt(kind, pair, pairs[others[row]], random.Random(f"validation {kind} {row}"))
                 for row, pair in enumerate(pairs)
             ]
-            self._examples[kind] = [
-                (number(each.good), number(each.bad)) for each in made if each is not None
-            ]
+            self._examples[kind] = [(number(each.good), number(each.bad)) for each in made if each]
         return [list(sequence) for sequence in numbers]
 
     def fingerprint(self) -> str:
@@ -98,16 +93,7 @@ class ClassifierValidator:
         fingerprints are equal."""
         return sha256_of_json([self._sequences, sorted(self.trained)])
 
-    def __call__(self, model: AnyModel) -> ClassifierScores:
-        """Score the model. All ranks call this together and return the same. Raises MtrainError or
-        MemoryError on all of them if one fails."""
-        with self.ranks.agreed():
-            share = self.share(model)
-        shares = self.ranks.gather(share)
-        with self.ranks.agreed():
-            return self._scores(shares)
-
-    def _scores(self, shares: Sequence[Sequence[float]]) -> ClassifierScores:
+    def scores(self, shares: Sequence[Sequence[float]]) -> ClassifierScores:
         """The scores, given the log-odds of all ranks."""
         odds = np.empty(len(self._sequences))
         for rank, share in enumerate(shares):
@@ -120,7 +106,9 @@ class ClassifierValidator:
         }
         trained = [pair for kind in sorted(self.trained) for pair in self._examples[kind]]
         good, bad = (odds[sorted({pair[version] for pair in trained})] for version in (0, 1))
-        return ClassifierScores(_nll(good, bad), roc_auc(good, bad), by_kind)
+        # Of a pair, if one half is good.
+        nll = float(np.logaddexp(0, -good).mean() + np.logaddexp(0, bad).mean()) / 2
+        return ClassifierScores(nll, roc_auc(good, bad), by_kind)
 
     def share(self, model: AnyModel) -> list[float]:
         """The log-odds of the sequences of this rank. The model is in evaluation mode meanwhile.
@@ -131,7 +119,7 @@ class ClassifierValidator:
         with evaluating(model), ProgressBar("validated", "pairs", sum(map(len, batches))) as progress:
             for rows in batches:
                 sequences = [self._sequences[row] for row in rows]
-                found += log_odds(model, sequences, self.device, self.precision)
+                found += log_odds(model, sequences, self.ranks.device, self.precision)
                 progress.add(len(rows))
         if not all(map(math.isfinite, found)):
             raise ModelError(NOT_FINITE)
@@ -139,8 +127,3 @@ class ClassifierValidator:
 
     def alignment_layer(self, _: AnyModel) -> None:
         """The decoder layer to take word alignments from: there is none."""
-
-
-def _nll(good: NDArray[np.float64], bad: NDArray[np.float64]) -> float:
-    """The negative log-likelihood of a pair, if one half is good, given log-odds."""
-    return float((np.logaddexp(0, -good).mean() + np.logaddexp(0, bad).mean()) / 2)

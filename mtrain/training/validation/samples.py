@@ -25,14 +25,11 @@ def record_translations(run_dir: Path, step: int, texts: Mapping[str, Sequence[s
     does not end the run."""
     sentences = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
 
-    def chosen(count: int) -> list[dict[str, str]]:
-        """At most `count` sentences, evenly spaced over the validation set."""
-        if len(sentences) <= count:
-            return sentences
-        return [sentences[row * len(sentences) // count] for row in range(count)]
-
-    def line(count: int) -> str:
-        return json.dumps({"step": step, "sentences": chosen(count)}, ensure_ascii=False) + "\n"
+    def line(most: int) -> str:
+        """A record of at most `most` sentences, evenly spaced over the validation set."""
+        count = min(most, len(sentences))
+        chosen = [sentences[row * len(sentences) // count] for row in range(count)]
+        return json.dumps({"step": step, "sentences": chosen}, ensure_ascii=False) + "\n"
 
     file = run_dir / "samples.jsonl"
     try:

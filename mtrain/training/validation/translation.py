@@ -13,8 +13,8 @@ import torch
 
 from mtrain.config.languages import Direction, changed_bleu_tokenizers
 from mtrain.config.schema import Config
-from mtrain.data import Pair
 from mtrain.data.epochs.batching import Batch, collate
+from mtrain.data.prepare import PreparedData
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import Ensemble
@@ -67,32 +67,23 @@ class Validator:
     share of its pairs."""
 
     def __init__(
-        self,
-        pairs: list[Pair],
-        directions: list[Direction],
-        config: Config,
-        tokenizer: Tokenizer,
-        micro_batch_tokens: int,
-        ranks: Ranks,
+        self, data: PreparedData, config: Config, tokenizer: Tokenizer, micro_batch_tokens: int, ranks: Ranks
     ):
-        """`directions` are those of the `pairs`. Their sources are given language tags, if the model has
-        any."""
+        """The sources are given language tags, if the model has any."""
         self.ranks = ranks
-        self.directions = directions
-        tags = [direction.tag(config.data.language_tags) for direction in directions]
-        self.sources = [
-            f"{tag} {pair.source}" if tag else pair.source for tag, pair in zip(tags, pairs, strict=True)
-        ]
-        self.references = [pair.target for pair in pairs]
+        self.directions = data.directions
+        tags = [direction.tag(config.data.language_tags) for direction in data.directions]
+        sources = [pair.source for pair in data.validation]
+        self.sources = [f"{tag} {text}" if tag else text for tag, text in zip(tags, sources, strict=True)]
+        self.references = [pair.target for pair in data.validation]
         self.texts: dict[str, list[str]] = {}  # with the translations by the model that was scored last
         self.config = config
         self.tokenizer = tokenizer
         self.device = ranks.device
-        languages = {direction.target for direction in directions}
+        languages = {direction.target for direction in data.directions}
         self.metrics = {language: make_metrics(("bleu", "chrf"), language) for language in languages}
-        beam_size = config.training.validation_beam_size
         # The other settings of the search are those of the `decoding` section.
-        search = {"beam_size": beam_size, "samples": None, "mbr": None}
+        search = {"beam_size": config.training.validation_beam_size, "samples": None, "mbr": None}
         self.decoding = config.decoding.model_copy(update=search)
         self.batches = self._encode(micro_batch_tokens)
 
@@ -134,16 +125,7 @@ class Validator:
             for rows in in_batches(lengths, micro_batch_tokens)
         ]
 
-    def __call__(self, model: AnyModel) -> Scores:
-        """Score the model. All ranks call this together and return the same. Raises MtrainError or
-        MemoryError on all of them if one fails."""
-        with self.ranks.agreed():
-            share = self.share(model)
-        shares = self.ranks.gather(share)
-        with self.ranks.agreed():
-            return self._scores(shares)
-
-    def _scores(self, shares: Sequence[JsonValue]) -> Scores:
+    def scores(self, shares: Sequence[JsonValue]) -> Scores:
         """The scores, given what `share` returns on all ranks."""
         nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
         translations = [""] * len(self.sources)

@@ -92,7 +92,7 @@ def estimator(training=None, memory=10**12, share=1.0, length=20, devices=1) -> 
     recipe = {"batch_tokens": 64 * 32, "micro_batch_tokens": 64 * 32, **(training or {})}
     config, architecture = costs.make_config("tiny", training=recipe)
     lengths = np.full(64, length)
-    pairs = TrainingLengths(lengths, lengths, np.ones(64), share, share == 1, 0, 1, (0,), "test")
+    pairs = TrainingLengths(lengths, lengths, np.ones(64), share, share == 1, 0, (1, 0), "test")
     device = TrainingDevice(find_hardware("a100")._replace(memory=memory), "bf16")
     return Estimator(config, architecture, pairs, device, devices)
 

@@ -13,8 +13,14 @@ from torch import nn
 from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.translate import Translator
 from mtrain.model.transformer import Transformer
-from mtrain.report.attention import attention_page, html_positions, position_similarity, position_table
-from mtrain.report.attention_maps import LONGEST, attention_maps
+from mtrain.report.attention import (
+    LONGEST,
+    attention_maps,
+    attention_page,
+    html_positions,
+    position_similarity,
+    position_table,
+)
 from tests.support.html import Elements
 from tests.support.training import fit_on_cpu
 

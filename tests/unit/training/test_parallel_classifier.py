@@ -10,7 +10,7 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import whole
 from mtrain.model.build import build_model
-from mtrain.training.step.learners import make_learner_of_rank
+from mtrain.training.trainer import make_learner_of_rank
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 from tests.support.training import weights
 

@@ -62,7 +62,7 @@ def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(
     for name, tensor in initial(run_dir).items():
         assert torch.equal(loaded[name], tensor), name
         assert torch.equal(trainer.average.weights[name], tensor), name
-    assert trainer.tokenizer.fingerprint() == load_model(run_dir).tokenizer.fingerprint()
+    assert trainer.selection.tokenizer.fingerprint() == load_model(run_dir).tokenizer.fingerprint()
     written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     own = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert written["model"] == own["model"] and written["data"]["max_length"] == 64

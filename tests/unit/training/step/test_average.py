@@ -12,9 +12,9 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train, train_step
+from mtrain.training.model_selection import ModelSelection
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import Learner
-from mtrain.training.validation.translation import Validator
 from tests.support.training import weights
 
 
@@ -84,13 +84,13 @@ def test_the_average_is_validated_and_published_and_training_continues_from_the_
     make_config, keys, monkeypatch
 ):
     seen = []
-    validate = Validator.__call__
+    validate = ModelSelection.scores_of
 
     def spy(self, model):
         seen.append(weights(model))
         return validate(self, model)
 
-    monkeypatch.setattr(Validator, "__call__", spy)
+    monkeypatch.setattr(ModelSelection, "scores_of", spy)
     config = make_config(training={**keys, "best_metric": "nll"})
     fit(config, device="cpu")
     run = Path(config.run_dir)

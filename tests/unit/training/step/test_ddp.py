@@ -8,8 +8,8 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.step.average import WeightAverage
-from mtrain.training.step.learners import make_learner_of_rank
 from mtrain.training.step.optimizer import freeze
+from mtrain.training.trainer import make_learner_of_rank
 from tests.support.faults.processes import wait
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks, started_ranks
 from tests.support.training import batches_of, weights

@@ -97,8 +97,8 @@ def test_the_gathered_average_is_validated(run, tmp_path):
     own = [load_file(folder / "model.safetensors") for folder in checkpoint_folders(run)]
     for name, mean in load_file(last_checkpoint(run) / "average.safetensors").items():
         torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 2)
-    validator = make_trainer(load_config(run / "config.yaml"), device="cpu").selection.validator
-    assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
+    selection = make_trainer(load_config(run / "config.yaml"), device="cpu").selection
+    assert selection.scores_of(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
