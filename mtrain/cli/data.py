@@ -108,7 +108,7 @@ def prepare(
         mtrain prepare mine.yaml --workers 8 --set data.folder=data/encoded
     """
     from mtrain.config.load import load_config
-    from mtrain.training.setup.prepare import prepare_only
+    from mtrain.training.setup.prepare_run import prepare_only
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
     folder = prepare_only(load_config(config, options.overrides(given, run_dir=run_dir)), workers)

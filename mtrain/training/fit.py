@@ -15,7 +15,7 @@ from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.interop.formats import require_exports
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
-from mtrain.training.setup.prepare import open_prepared_run, prepare_run, require_metrics
+from mtrain.training.setup.prepare_run import open_prepared_run, prepare_run, require_metrics
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 from mtrain.training.trainer import Trainer

@@ -23,7 +23,7 @@ from mtrain.interop.formats import describe_exports
 from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
-from mtrain.training.step.schedule import learning_rate, r_drop_weight
+from mtrain.training.step.learning_rate import learning_rate, r_drop_weight
 from mtrain.training.trainer import Trainer
 
 log = logging.getLogger(__name__)

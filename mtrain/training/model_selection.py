@@ -16,7 +16,7 @@ from mtrain.errors import DivergedError, ModelError, is_recoverable
 from mtrain.model.build import AnyModel
 from mtrain.training.records.best_model import publish_best
 from mtrain.training.records.progress import Progress
-from mtrain.training.setup.prepare import PreparedRun
+from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.validation.classifier import ClassifierScores, ClassifierValidator
 from mtrain.training.validation.samples import record_translations
@@ -89,7 +89,7 @@ class ModelSelection:
         A failure does not end training: it is logged, and the next validation tries again. The `last`
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
-        while not (self._score(saved) and self._publish()):
+        while not (self._validate_if_due(saved) and self._publish()):
             if not last:
                 return
         self.failures = 0
@@ -179,7 +179,7 @@ class ModelSelection:
             return True
         return False
 
-    def _score(self, saved: bool) -> bool:
+    def _validate_if_due(self, saved: bool) -> bool:
         """Score the weights if a validation is due, and record the outcome on disk and in the state. Returns
         whether this has succeeded."""
         if not self.state.validation_due:  # only publishing has failed

@@ -21,7 +21,7 @@ from mtrain.training.model_selection import ModelSelection
 from mtrain.training.records.progress import Progress
 from mtrain.training.records.saver import Saver
 from mtrain.training.setup.micro_batch import agree_on_micro_batches
-from mtrain.training.setup.prepare import PreparedRun
+from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.step.average import WeightAverage

@@ -16,7 +16,7 @@ from mtrain.config.schema import Config
 from mtrain.decoding.scoring.classify import classify_pairs
 from mtrain.errors import DivergedError, ModelError, UsageError
 from mtrain.training.setup import timing
-from mtrain.training.setup.prepare import prepare_only
+from mtrain.training.setup.prepare_run import prepare_only
 from mtrain.training.validation import classifier as validate_classifier
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, fit_on_cpu, losses, merged, read_metrics, same_weights

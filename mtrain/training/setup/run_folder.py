@@ -49,7 +49,8 @@ def open_run(config: Config, saved: Config | None, resume: str, allow_data_chang
     """The checkpoint to resume from; None for a new run, whose `config.yaml` is written.
 
     `saved` is the config that the run had last. `resume` is `auto` (the newest valid checkpoint), `never`, or
-    the path of a checkpoint. With `allow_data_change`, the corpora may have changed. Raises UsageError if
+    the path of a checkpoint. With `allow_data_change`, the keys of the corpora may have changed; `prepare_data`
+    compares their contents. Raises UsageError if
     there are checkpoints and `resume` is `never`, or if a key has changed that must not change; ModelError if
     no checkpoint is valid; StorageError if the folder cannot be written.
     """
@@ -69,7 +70,7 @@ def open_run(config: Config, saved: Config | None, resume: str, allow_data_chang
     if chosen is None:
         write_config(config)  # now, because it marks the folder as a run folder
     elif saved is not None:
-        _check_changes(config, saved, len(chosen.state.position.starts), allow_data_change)
+        _check_config_changes(config, saved, len(chosen.state.position.starts), allow_data_change)
     return chosen
 
 
@@ -172,7 +173,7 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
     raise ModelError(f"{checkpoints[0].parent}: no checkpoint is valid; start another run with --run-dir")
 
 
-def _check_changes(config: Config, previous: Config, stages: int, allow_data_change: bool) -> None:
+def _check_config_changes(config: Config, previous: Config, stages: int, allow_data_change: bool) -> None:
     """Log the keys that have changed since the run began, when `stages` stages have begun. Raises UsageError
     if one of them must not. With `allow_data_change`, corpora may."""
     _check_stages(previous.data, config.data, stages)

@@ -94,7 +94,7 @@ class Validator:
         metric = self.config.training.best_metric
         if metric != "bleu" or any(len(text.split()) >= 4 for text in self.references):
             return metric
-        perfect = (self._score(each, self.references) for each in dict.fromkeys(self.directions))
+        perfect = (self._bleu_and_chrf(each, self.references) for each in dict.fromkeys(self.directions))
         return metric if any(bleu for bleu, _ in perfect) else "chrf"
 
     def fingerprint(self) -> str:
@@ -132,13 +132,13 @@ class Validator:
         for rank, share in enumerate(shares):
             translations[rank :: len(shares)] = share["translations"]
         self.texts = {"source": self.sources, "reference": self.references, "translation": translations}
-        found = {each: self._score(each, translations) for each in dict.fromkeys(self.directions)}
+        found = {each: self._bleu_and_chrf(each, translations) for each in dict.fromkeys(self.directions)}
         bleu, chrf = (fmean(scores) for scores in zip(*found.values(), strict=True))
         by_direction = {str(direction): scores for direction, scores in found.items()}
         perplexity = math.exp(min(nll, 700.0))
         return Scores(nll, perplexity, bleu, chrf, by_direction if len(found) > 1 else {})
 
-    def _score(self, direction: Direction, translations: list[str]) -> tuple[float, float]:
+    def _bleu_and_chrf(self, direction: Direction, translations: list[str]) -> tuple[float, float]:
         """BLEU and chrF of the translations of one direction, given the translations of all."""
         chosen = [each == direction for each in self.directions]
         hypotheses = list(compress(translations, chosen))

@@ -28,7 +28,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
 from mtrain.training.setup import complete as complete_config
 from mtrain.training.setup import timing
-from mtrain.training.setup.prepare import prepare_run
+from mtrain.training.setup.prepare_run import prepare_run
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.tokenizer import tokenize
 from mtrain.training.step.learner import Learner, StepMetrics, make_learner

@@ -20,7 +20,7 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.preparing.encode_folder import locked_data_folder
 from mtrain.data.store.folder import DataFolder, Summary, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
-from mtrain.training.setup.prepare import prepare_only
+from mtrain.training.setup.prepare_run import prepare_only
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, losses, same_weights

@@ -18,7 +18,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.training.setup.complete import Workload, assumed_speed_of, choose_values
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.run_folder import write_config
-from mtrain.training.step.schedule import learning_rate
+from mtrain.training.step.learning_rate import learning_rate
 
 DATA = {"source_lang": "en", "target_lang": "de", "train": {"toy": "train"}, "validation": {"holdout": 10}}
 MULTI30K = CorpusSize(29_000, 430_000, 430_000, 15_000)

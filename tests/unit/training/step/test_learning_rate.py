@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.training.step.schedule import learning_rate
+from mtrain.training.step.learning_rate import learning_rate
 
 
 def rates(schedule, steps, warmup=10, total=100):

@@ -9,7 +9,7 @@ import yaml
 
 from mtrain.data.scanning.scanner import LARGE
 from mtrain.data.store.shards import SHARD
-from mtrain.training.setup.prepare import prepare_only, prepare_run
+from mtrain.training.setup.prepare_run import prepare_only, prepare_run
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.encoding import TOY, write
 from tests.support.training import fit_on_cpu
