@@ -14,8 +14,8 @@ from mtrain.data.epochs.schedule import Position
 class TrainState:
     """The progress of training. Together with weights and optimizer, it is all that resuming requires.
 
-    During training, the fields below `loss_scale` have the values of the checkpoint that the run was resumed
-    from; `Saver` brings them up to date in what it saves.
+    During training, the fields from `loss_scale` on have the values of the checkpoint that the run was
+    resumed from; `Saver` brings them up to date in what it saves.
     """
 
     step: int = 0  # optimizer steps taken
@@ -52,7 +52,7 @@ class TrainState:
         return self.position.epoch
 
     def outcome_of_validation(self) -> dict[str, Any]:
-        """The fields that a validation changes, by name."""
+        """The fields that a validation changes, and its step, by name."""
         return {name: getattr(self, name) for name in _VALIDATION_FIELDS}
 
     def adopt_validation(self, outcome: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.workers import Decoded, Workers
 from mtrain.distributed.ranks import JsonValue, Ranks
-from mtrain.errors import is_recoverable
 
 _TASK = TypeAdapter(DecodingTask)
 _SHARE = TypeAdapter(list[list[Translation]])  # the translations of some parts
@@ -33,7 +32,7 @@ class SharedWorkers:
             try:
                 self._decode(_TASK.validate_python(task))
             except Exception as error:
-                if not is_recoverable(error):  # otherwise, rank 0 handles it
+                if not self.ranks.is_agreed(error):  # otherwise, rank 0 handles it
                     raise
 
     def decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[list[Translation]]:

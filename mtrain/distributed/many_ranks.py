@@ -181,10 +181,16 @@ class ManyRanks(Ranks):
             if not is_recoverable(error):
                 raise
             own = error
-        failures = self.gather(own and {"error": str(own), "code": getattr(own, "exit_code", None)})
+        failures = self.gather(None if own is None else _describe_error(own))
         for rank, failure in enumerate(failures):
-            if failure is not None:
-                raise own if own is not None and rank == self.rank else _rebuild_error(rank, failure)
+            if failure is None:
+                continue
+            agreed = own if own is not None and rank == self.rank else _rebuild_error(rank, failure)
+            agreed.is_agreed = True  # type: ignore[attr-defined]
+            raise agreed
+
+    def is_agreed(self, error: Exception) -> bool:
+        return getattr(error, "is_agreed", False)
 
     def seed_step(self, seed: int, step: int) -> None:
         [state] = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
@@ -202,6 +208,11 @@ def _identify_gpu(device: torch.device, host: str) -> str | None:
     if device.type != "cuda":
         return None
     return f"{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)} on {host}"
+
+
+def _describe_error(error: Exception) -> JsonValue:
+    """What `_rebuild_error` needs."""
+    return {"error": str(error), "code": getattr(error, "exit_code", None)}
 
 
 def _rebuild_error(rank: int, failure: JsonValue) -> Exception:

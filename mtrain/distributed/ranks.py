@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mtrain.device import make_current
+from mtrain.errors import is_recoverable
 
 JsonValue = Any  # numbers, strings, lists, dictionaries with strings as keys, None
 
@@ -61,9 +62,14 @@ class Ranks:
     @contextmanager
     def agreed(self) -> Iterator[None]:
         """A context manager that raises an error of one rank on all ranks, at the end of the block, if it
-        `is_recoverable`. Another error ends its rank, which the others then miss. In the block, no rank
-        waits for others."""
+        `is_recoverable`. Another error ends its rank, which the others then miss. The block must not
+        communicate with other ranks."""
         yield
+
+    def is_agreed(self, error: Exception) -> bool:
+        """Whether all ranks have this error, because `agreed` has raised it. Only then can they continue
+        together after it."""
+        return is_recoverable(error)
 
     def seed_step(self, seed: int, step: int) -> None:
         """Seed the random generators for a step, if there are several ranks. A checkpoint then need not have

@@ -1,7 +1,7 @@
 """The training loop.
 
-If there are several ranks, all of them run these functions together. What rank 0 alone does is inside the
-calls.
+If there are several ranks, all of them run these functions together. The functions that are called decide
+what only rank 0 does, such as writing files.
 """
 
 import logging
@@ -60,7 +60,8 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
     state = trainer.state
     with closing(trainer.steps(stop)) as steps:
         while True:
-            step = _load(trainer, steps, stop)
+            with _stopping(trainer, stop):
+                step = _load(trainer, steps)
             # Ranks may open a window at different times, and the last step of a window is loaded only
             # when the next window is open.
             if state.position.step == 0 or step.next.step == 0:
@@ -117,12 +118,11 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     return metrics
 
 
-def _load(trainer: Trainer, steps: Iterator[StepInput], stop: StopSignal) -> StepInput:
+def _load(trainer: Trainer, steps: Iterator[StepInput]) -> StepInput:
     """The next step. If it cannot be loaded, what was learned since the last checkpoint is saved."""
     start = time.perf_counter()
     try:
-        with _stopping(trainer, stop):
-            return next(steps)
+        return next(steps)
     except (DataError, StorageError):
         _save_alone(trainer)
         raise

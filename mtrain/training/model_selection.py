@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from traceback import clear_frames
 
 from mtrain.checkpoint.checkpoint import record_validation
 from mtrain.checkpoint.state import TrainState
@@ -102,14 +102,14 @@ class ModelSelection:
                 return
         self.failures = 0
 
-    def scores_of(self, model: AnyModel) -> Scores | ClassifierScores:
-        """Score a model on the validation set. All ranks return the same. Raises MtrainError or MemoryError
-        on all of them if one fails."""
+    def scores_of(self, model: AnyModel) -> Scores | ClassifierScores | None:
+        """The scores of a model on the validation set, on rank 0; None on the others. Raises MtrainError or
+        MemoryError on all ranks if one fails."""
         with self.ranks.agreed():
             share = self.validator.share(model)
         shares = self.ranks.gather(share)
         with self.ranks.agreed():
-            return self.validator.scores(shares)
+            return self.validator.scores(shares) if self.ranks.is_first else None
 
     def score_initial_model(self) -> None:
         """Score the model that a new run starts from, which shows what training gains. It never becomes the
@@ -117,11 +117,14 @@ class ModelSelection:
         with self._tolerated("validation"):
             with self.average.applied(self.ranks) as model:
                 scores = self.scores_of(model)
-            value = self._value_of(scores)
             self.state.seconds += self.progress.elapsed()
-            self.state.initial_score = value if math.isfinite(value) else None
-            self.state.initial_scores = _comparable(scores)
-            log.info("initial model: %s", scores.describe()[0])
+            if scores is not None:
+                value = self._value_of(scores)
+                self.state.initial_score = value if math.isfinite(value) else None
+                self.state.initial_scores = _comparable(scores)
+                log.info("initial model: %s", scores.describe()[0])
+            initial = [self.state.initial_score, self.state.initial_scores]
+            self.state.initial_score, self.state.initial_scores = self.ranks.broadcast(initial)
             self.failures = 0
 
     def review(self) -> None:
@@ -145,16 +148,23 @@ class ModelSelection:
 
     @contextmanager
     def _tolerated(self, activity: str) -> Iterator[None]:
-        """Log and count an error that ends the block, on all ranks, unless training cannot continue after it.
-        Raises it after MAX_FAILED_VALIDATIONS failures in a row: the others then miss rank 0."""
+        """Log and count an error that ends the block, if training can continue after it: if all ranks have
+        it. After MAX_FAILED_VALIDATIONS failures in a row, rank 0 raises it, and the other ranks fail because
+        rank 0 is gone."""
         try:
             yield
         except Exception as error:
-            if not is_recoverable(error):
+            if not (is_recoverable(error) and self.ranks.is_agreed(error)):
                 raise
             if self.ranks.is_first:
                 self._count_failure(error, activity)
-            self.failures, self.state.seconds = self.ranks.broadcast([self.failures, self.state.seconds])
+            self._share_outcome()
+
+    def _share_outcome(self) -> None:
+        """Let all ranks have what rank 0 knows after a validation."""
+        known = [self.failures, self.state.outcome_of_validation()]
+        self.failures, outcome = self.ranks.broadcast(known)
+        self.state.adopt_validation(outcome)
 
     def _count_failure(self, error: Exception, activity: str) -> None:
         self.failures += 1
@@ -163,6 +173,7 @@ class ModelSelection:
                 raise DivergedError(f"{self.failures} validations in a row failed: {error}") from None
             raise error
         log.warning("step %d: %s failed: %s", self.state.step, activity, error)
+        clear_frames(error.__traceback__)  # which may hold tensors
         release_cached_memory(self.ranks.device)
 
     def _publish(self, verify: bool = False) -> bool:
@@ -188,16 +199,14 @@ class ModelSelection:
             with self.average.applied(self.ranks) as model:
                 scores = self.scores_of(model)
                 with self.ranks.agreed():
-                    outcome = self._compare(scores, model, saved) if self.ranks.is_first else None
-            self.state.adopt_validation(self.ranks.broadcast(outcome))
-            with self.ranks.agreed():
-                self._record(scores)
+                    if scores is not None:
+                        self._record(scores, self._compare(scores, model, saved))
+            self._share_outcome()
             return True
         return False
 
-    def _compare(self, scores: Scores | ClassifierScores, model: AnyModel, saved: bool) -> dict[str, Any]:
-        """Compare a validation with the best one so far. Returns the outcome, which is on disk if the weights
-        are `saved`. If this fails, the state does not change."""
+    def _compare(self, scores: Scores | ClassifierScores, model: AnyModel, saved: bool) -> TrainState:
+        """The state after a validation, which is on disk if the weights are `saved`."""
         state, compared = self.state, _comparable(scores)
         improved = is_better(compared, state.best_scores, self.validator.leading_metric)
         is_best = improved and saved
@@ -219,13 +228,15 @@ class ModelSelection:
             outcome.best_score, outcome.best_scores = self._value_of(scores), compared
         if saved:
             record_validation(self.run_dir, outcome)
-        return outcome.outcome_of_validation()
+        return outcome
 
-    def _record(self, scores: Scores | ClassifierScores) -> None:
-        """Log a validation, and record its translations."""
+    def _record(self, scores: Scores | ClassifierScores, outcome: TrainState) -> None:
+        """Adopt the outcome of a validation, log it, and record its translations. Rank 0 does this before it
+        waits for others: once the outcome is on disk, a resumed run does not repeat the validation."""
+        self.state.adopt_validation(outcome.outcome_of_validation())
         is_best = self.state.best_step == self.state.step
         self.progress.log_validation(scores, is_best)
-        if self.validator.texts and self.ranks.is_first:
+        if self.validator.texts:
             record_translations(self.run_dir, self.state.step, self.validator.texts, is_best)
 
     def _warn(self, message: str, *values: object) -> None:

@@ -49,10 +49,10 @@ def open_run(config: Config, saved: Config | None, resume: str, allow_data_chang
     """The checkpoint to resume from; None for a new run, whose `config.yaml` is written.
 
     `saved` is the config that the run had last. `resume` is `auto` (the newest valid checkpoint), `never`, or
-    the path of a checkpoint. With `allow_data_change`, the keys of the corpora may have changed; `prepare_data`
-    compares their contents. Raises UsageError if
-    there are checkpoints and `resume` is `never`, or if a key has changed that must not change; ModelError if
-    no checkpoint is valid; StorageError if the folder cannot be written.
+    the path of a checkpoint. With `allow_data_change`, the keys of the corpora may have changed; their
+    contents are compared by `prepare_data`. Raises UsageError if there are checkpoints and `resume` is
+    `never`, or if a key has changed that must not change; ModelError if no checkpoint is valid; StorageError
+    if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
