@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mtrain.stop_signals import STOP_SIGNALS
-from mtrain.worker_messages import receive, send
+from mtrain.worker_messages import receive, send, skip_to_start
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +135,8 @@ class WorkerProcess:
         try:
             with reporting_silence(self.process.pid, self.name):
                 send(self._stdin, task)
+                if not self.ready:
+                    skip_to_start(self._stdout)
                 result, error = receive(self._stdout)
         except (OSError, ValueError, EOFError) as ended:
             raise WorkerEndedError(self.kill(_PATIENCE)) from ended

@@ -1,7 +1,8 @@
 """Messages between a process and its worker processes, and the worker's side of them.
 
 A message is a pickled object. Unpickling can run any code, so mtrain pickles nothing else: these bytes come
-through a pipe from a process of the same command, never from a file or the network.
+through a pipe from a process of the same command, never from a file or the network. Whatever else the worker
+process prints while Python starts, for example in `sitecustomize`, precedes the line START, and is skipped.
 """
 
 import os
@@ -13,6 +14,8 @@ from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 import mtrain.errors as errors
+
+START = b"mtrain: the worker process has started\n"  # the first line that the parent reads
 
 
 class Answer(NamedTuple):
@@ -29,11 +32,21 @@ def send(pipe: IO[bytes], message: object) -> None:
 
 
 def receive(pipe: IO[bytes]) -> Any:
-    """Read a message. Raises EOFError if the other process has ended."""
+    """Read a message. Raises EOFError if the other process has ended; ValueError if this process cannot make
+    the object, for example because mtrain has been updated meanwhile."""
     try:
         return pickle.load(pipe)
     except pickle.UnpicklingError as error:  # the message is incomplete
         raise EOFError from error
+    except (ImportError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"a message cannot be read: {error}") from error
+
+
+def skip_to_start(pipe: IO[bytes]) -> None:
+    """Read up to the line START. Raises EOFError if the worker process ends before it."""
+    while not (line := pipe.readline()).endswith(START):
+        if not line:
+            raise EOFError
 
 
 def serve() -> None:
@@ -42,17 +55,23 @@ def serve() -> None:
     messages, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else must write to the pipe
     with suppress(EOFError, BrokenPipeError):  # the parent has ended, or closed the pipes
-        work, error = _answer(receive(messages))
+        answers.write(START)
+        work, error = _answer(lambda prepare: prepare(), messages)
         send(answers, Answer(None, error))
         if error is not None:
             sys.exit(1)
         while True:
-            send(answers, _answer(work, receive(messages)))
+            send(answers, _answer(work, messages))
 
 
-def _answer(function: Callable[..., Any], *arguments: object) -> Answer:
+def _answer(function: Callable[[Any], Any], messages: IO[bytes]) -> Answer:
+    """What the function returns or raises for the next message. Raises EOFError if there is none."""
     try:
-        return Answer(function(*arguments))
+        message = receive(messages)
+    except (ValueError, MemoryError) as error:
+        return Answer(None, _portable(error))
+    try:
+        return Answer(function(message))
     except Exception as error:
         return Answer(None, _portable(error))
 

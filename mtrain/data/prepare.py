@@ -130,6 +130,8 @@ def open_data(
     Raises StorageError if the folder is incomplete or cannot be read; ModelError if it is damaged, or was
     prepared with other settings.
     """
+    if folder.damaged:
+        raise ModelError(folder.damaged)
     if folder.inputs is None or not folder.is_complete:
         raise StorageError(f"{folder.path}: is incomplete; {_SAME_FILES}")
     settings = describe_settings(data, tokenizer, seed)

@@ -90,6 +90,8 @@ class FolderEncoder(NamedTuple):
         folder = self.folder
         with locked_data_folder(folder, problem):
             folder.reload()  # another process may have repaired it, while this one waited for the lock
+            if folder.damaged:
+                raise ModelError(folder.damaged)
             if folder.inputs != self.inputs or not folder.is_complete:
                 raise DataError(f"{folder.path}: has been prepared again from other inputs; run again")
             self._restore_validation()
@@ -273,7 +275,10 @@ def locked_data_folder(folder: DataFolder, reason: str | None = None) -> Iterato
 def _require_no_foreign_files(folder: DataFolder) -> None:
     """Raise UsageError if a shared folder contains files that mtrain did not write and would overwrite."""
     path = folder.path
-    if not folder.shared or not path.exists() or owner_file(path / LOCK).exists() or folder.summary:
+    if not folder.shared or not path.exists() or owner_file(path / LOCK).exists():
+        return
+    folder.reload()  # the files may have been copied there since the folder was opened
+    if folder.summary:
         return
     names = (file.name for file in path.iterdir())
     if foreign := sorted(

@@ -77,7 +77,8 @@ class DataFolder:
     of the folder, because another process may have completed or repaired the folder meanwhile.
 
     `summary` is what `read_summary` returns, and empty if it is damaged. `unusable` is the reason why a
-    summary cannot be used. Opening a folder raises the errors of `reload`.
+    summary cannot be used, and `damaged` the same reason if it is damaged. Opening a folder raises the errors
+    of `reload`.
     """
 
     path: Path
@@ -85,6 +86,7 @@ class DataFolder:
     shared: bool = False  # whether other runs may use the data folder
     summary: Summary = field(init=False)
     unusable: str | None = field(init=False)
+    damaged: str | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.reload()
@@ -102,13 +104,13 @@ class DataFolder:
         Raises ModelError if it is damaged; UsageError if another version of mtrain has written it;
         StorageError if it cannot be read.
         """
-        self.summary, self.unusable = {}, None
+        self.summary, self.unusable, self.damaged = {}, None, None
         try:
             self.summary = read_summary(self.path)
         except ModelError as error:
             if self.shared:
                 raise ModelError(f"{error}; {CURE}") from None
-            self.unusable = str(error)
+            self.unusable = self.damaged = str(error)
         if self.summary and self.inputs is None:
             if self.shared:
                 cure = "give another data.folder"

@@ -106,8 +106,8 @@ def prepare_run(
     speed: float | None = None,
 ) -> PreparedRun:
     """Resolve the config, create or open the run folder, learn or open the tokenizer, and encode or open the
-    data. The data `folder` is opened unless it is given. The run folder is not locked, and its config is
-    written only if the run is new.
+    data. The data `folder` is opened unless it is given. The run folder is not locked. The config of a new
+    run is written as far as it is known; `make_trainer` and `prepare_only` write the final one.
 
     For `speed` see `resolve_config`. The other arguments, and the errors, are those of `fit` and
     `prepare_only`.
@@ -122,6 +122,8 @@ def prepare_run(
         checkpoint = open_run(config, saved, resume, allow_data_change)
         tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
         config = with_learned_vocab_size(config)
+        if checkpoint is None:
+            write_config(config)  # now: encoding may be interrupted
         if workers:  # then each process is to use one core
             tokenizer.set_threads(1)
         if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
