@@ -21,7 +21,7 @@ from mtrain.training import loop, trainer
 from mtrain.training.fit import make_trainer
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.setup.micro_batch import read_limit
-from mtrain.training.step import arithmetic
+from mtrain.training.step import arithmetic, average
 from mtrain.training.validation.translation import Scores, Validator
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
@@ -451,3 +451,18 @@ def test_the_initial_model_is_scored_by_all_ranks_together(whole, tmp_path):
     assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
     states = [open_checkpoint(folder).state for folder in checkpoint_folders(tmp_path / "run")]
     assert states and all(state.initial_score is not None for state in states)
+
+
+@pytest.mark.slow
+def test_an_error_that_the_other_ranks_do_not_have_ends_its_rank(run, tmp_path, monkeypatch):
+    """They would wait for it in the next exchange, were it counted as a failed validation."""
+    real = average.model_without_weights
+
+    def fail(config):
+        if os.environ["RANK"] == "1":
+            raise MemoryError("out of memory")
+        return real(config)
+
+    monkeypatch.setattr(average, "model_without_weights", fail)
+    ranks = run_ranks(2, fit(run, 4, "--set", "training.parallel=fsdp"), tmp_path)
+    assert exit_codes(ranks) == [7, 8], read_logs(tmp_path)

@@ -7,17 +7,20 @@ import shutil
 import signal
 import time
 from collections.abc import Container, Iterator
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.state import TrainState
 from mtrain.cli import main
+from mtrain.data.epochs.loader import StepInput
 from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
-from mtrain.training.loop import train_step
+from mtrain.training.loop import train, train_step
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.records.progress import Progress
 from mtrain.training.setup.run_folder import locked_run_folder
@@ -338,3 +341,25 @@ def test_07_the_lock_is_released_at_the_end(tmp_path):
             pass
     with locked_run_folder(tmp_path):
         pass
+
+
+def test_a_save_that_fails_after_a_stop_signal_is_repeated_once(make_config, monkeypatch):
+    """A batch system may kill the process soon. The time that was spent waiting for data is saved as well."""
+    trainer = make_trainer(make_config(training={"log_every": 100}), device="cpu")
+    real, tries, stop = trainer.steps, [], SimpleNamespace(received=None)
+
+    def stopped_steps(_: object) -> Iterator[StepInput]:
+        yield from itertools.islice(real(), 3)
+        time.sleep(0.2)
+        stop.received = signal.SIGTERM
+        raise CancelledError
+
+    def fail(run: Path, tensors: object, device: object, state: TrainState, *_: object) -> None:
+        tries.append(state.metric_sums["data_seconds"])
+        raise StorageError("no space")
+
+    monkeypatch.setattr(trainer, "steps", stopped_steps)
+    monkeypatch.setattr("mtrain.training.records.saver.save_checkpoint", fail)
+    with pytest.raises(StorageError):
+        train(trainer, stop)
+    assert len(tries) == 2 and min(tries) >= 0.2

@@ -12,6 +12,8 @@ import torch
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config.schema import Config
+from mtrain.distributed.ranks import Ranks
+from mtrain.distributed.store import LostRankError
 from mtrain.errors import DivergedError, ModelError, StorageError, UsageError
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.validation.translation import Scores
@@ -297,3 +299,25 @@ def test_30_a_damaged_index_costs_one_more_validation(make_config, validations):
         (run / "checkpoints/index.json").write_text(contents)
         fit_on_cpu(make_config(training={"max_steps": 4}))
         assert len(seen) == count + 1 and best_of(run) == "step-00000004"
+
+
+def test_30_a_validation_is_recorded_before_rank_0_waits_for_another_rank(make_config, monkeypatch):
+    """If that rank is lost, the resumed run has the validation."""
+    real, scored = Ranks.broadcast, []
+
+    def validate(self: ModelSelection, model: object) -> Scores:
+        scored.append(1)
+        return with_bleu(30)
+
+    def lose_a_rank(self: Ranks, value: object, preparing: bool = False) -> object:
+        if len(scored) == 1:
+            scored.append(1)
+            raise LostRankError("rank 1 ended")
+        return real(self, value, preparing)
+
+    monkeypatch.setattr(ModelSelection, "scores_of", validate)
+    monkeypatch.setattr(Ranks, "broadcast", lose_a_rank)
+    config = make_config(training={"max_steps": 8})
+    with pytest.raises(LostRankError):
+        fit_on_cpu(config)
+    assert validated_steps(fit_on_cpu(config)) == [4, 8]

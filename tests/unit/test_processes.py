@@ -52,6 +52,13 @@ def test_results_are_in_the_order_of_the_tasks():
     assert results(*tasks[:2], workers=1) == ["local 0", "local 1"]
 
 
+def test_what_a_process_prints_while_python_starts_is_no_answer(tmp_path: Path, monkeypatch):
+    """`N.` would be a pickled None."""
+    (tmp_path / "sitecustomize.py").write_text("print('N.'); print('N.', end='', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert results(ECHO, ("echo", 2)) == [1, 2]
+
+
 def test_all_processes_are_started_before_one_is_waited_for(tmp_path: Path, monkeypatch):
     """Each takes a while to import its modules, and the settings are larger than the buffer of a pipe."""
     gate, settings = tmp_path / "gate", b"x" * 2**20

@@ -99,17 +99,16 @@ class WeightAverage:
         """Memory for complete weights on this rank. The ranks agree on whether it suffices before they gather
         the weights: a rank that fails later leaves the others waiting."""
         allocated = {}
-        try:
-            for name, tensor in weights.items():
-                allocated[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=ranks.device)
-            # Gathering a tensor needs a buffer of its size, which PyTorch then keeps.
-            torch.empty_like(max(allocated.values(), key=Tensor.numel))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+        with ranks.agreed():
+            try:
+                for name, tensor in weights.items():
+                    allocated[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=ranks.device)
+                # Gathering a tensor needs a buffer of its size, which PyTorch then keeps.
+                torch.empty_like(max(allocated.values(), key=Tensor.numel))
+            except (RuntimeError, MemoryError) as error:
+                if is_out_of_memory(error):
+                    raise MemoryError("out of memory for a complete copy of the weights") from None
                 raise
-            allocated = {}
-        if ranks.all_reduce_max(not allocated)[0]:
-            raise MemoryError("out of memory for a complete copy of the weights")
         return allocated
 
     def average_checkpoints(self, run_dir: Path, ranks: Ranks) -> None:

@@ -271,6 +271,16 @@ def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(mak
     assert tokenize(config, force=True).source_vocab_size <= 1_000
 
 
+def test_the_learned_vocabulary_size_is_written_before_the_text_is_encoded(toy_config, tmp_path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mtrain.training.setup.prepare_run.prepare_data", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(toy_config(), device="cpu")
+    assert size_in(tmp_path / "run/config.yaml") == Tokenizer(tmp_path / "run/tokenizer").source_vocab_size
+
+
 @pytest.mark.slow
 def test_a_run_with_a_reduced_vocabulary_resumes(toy_config, tmp_path):
     config, run = toy_config(), tmp_path / "run"

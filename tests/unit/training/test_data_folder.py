@@ -17,9 +17,11 @@ import pytest
 
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
+from mtrain.data.prepare import open_data
 from mtrain.data.preparing.encode_folder import locked_data_folder
 from mtrain.data.store.folder import DataFolder, Summary, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
+from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.setup.prepare_run import prepare_only
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.faults.file_operations import Operation, on_file_operation
@@ -222,6 +224,19 @@ def test_a_damaged_summary_of_a_shared_folder_is_an_error_and_changes_nothing(ma
             prepare_only(make("second", 2))
         shutil.rmtree(tmp_path / "raw", ignore_errors=True)
     assert contents_of(tmp_path / "shared") == before
+
+
+def test_another_rank_names_a_damaged_summary(make, tmp_path):
+    config = make(data={"folder": None})
+    prepare_only(config)
+    file = tmp_path / "run/data/summary.json"
+    file.write_bytes(file.read_bytes()[:-9])
+    folder, tokenizer = (
+        DataFolder.of_run(config.data, tmp_path / "run"),
+        Tokenizer(tmp_path / "run/tokenizer"),
+    )
+    with pytest.raises(ModelError, match=rf"{file}: damaged"):
+        open_data(config.data, tokenizer, folder, config.seed)
 
 
 def test_a_summary_that_cannot_be_read_is_not_replaced(make, tmp_path, monkeypatch):
