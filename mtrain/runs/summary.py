@@ -71,7 +71,11 @@ def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
     progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
     if recipe is not None and not state.get("validation_due"):  # the last validation may select another model
         progress.finished = limit_reached(
-            recipe, progress.step, progress.epoch, progress.seconds, progress.validations_without_improvement
+            recipe,
+            step=progress.step,
+            epoch=progress.epoch,
+            seconds=progress.seconds,
+            validations_without_improvement=progress.validations_without_improvement,
         )
     return progress
 

@@ -51,7 +51,7 @@ class Progress:
         classifies: bool = False,
     ):
         """Of several ranks, only the first writes and shows progress. The loss is that of target tokens or,
-        of a model that `classifies`, of pairs. The `state` does not change."""
+        of a model that `classifies`, of pairs. The `state` is read and not written."""
         self.unit = "nats/pair" if classifies else "nats/token"
         self.speed_unit = "pairs/s" if classifies else "target tokens/s"
         self.is_first = is_first
