@@ -104,7 +104,8 @@ class DataFolder:
         Raises ModelError if it is damaged; UsageError if another version of mtrain has written it;
         StorageError if it cannot be read.
         """
-        self.summary, self.unusable, self.damaged = {}, None, None
+        self.summary = {}
+        self.unusable = self.damaged = None
         try:
             self.summary = read_summary(self.path)
         except ModelError as error:

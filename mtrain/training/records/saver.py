@@ -40,8 +40,8 @@ class Saver:
         return self.saved_step == self.state.step
 
     def save(self, last: bool, alone: bool = False) -> None:
-        """Save a checkpoint. All ranks call this together, and rank 0 writes. If an error or a signal ends the
-        run between steps, rank 0 calls it `alone`. A failed save is repeated at once, then at the next
+        """Save a checkpoint. All ranks call this together, and rank 0 writes. If an error or a signal ends
+        the run between steps, rank 0 calls it `alone`. A failed save is repeated at once, then at the next
         checkpoint.
 
         Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
