@@ -90,8 +90,8 @@ def _to_json(summary: "Summary") -> dict[str, Any]:
             **model.info.model_dump(mode="json", exclude=left_out),
         }
     if summary.progress is not None:
-        recipe = summary.config.training if summary.config else None
-        limits = recipe and recipe.model_dump(mode="json", include={*_LIMITS})
+        training = summary.config.training if summary.config else None
+        limits = training and training.model_dump(mode="json", include={*_LIMITS})
         values["progress"] = {**summary.progress.model_dump(mode="json"), "limits": limits}
     return {**values, "notes": summary.notes}
 
@@ -229,9 +229,9 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         rows.append(["stage", f"{len(progress.stage_starts)} of {len(config.data.stages)}"])
     rows += _amounts(progress.epoch, progress.target_tokens, progress.seconds)
     if config is not None:
-        recipe = config.training
-        limits = [f"{name} {value:g}" for name in _LIMITS if (value := getattr(recipe, name)) is not None]
-        if recipe.patience is not None:
+        training = config.training
+        limits = [f"{name} {value:g}" for name in _LIMITS if (value := getattr(training, name)) is not None]
+        if training.patience is not None:
             limits[-1] += f" validations ({progress.validations_without_improvement} so far)"
         rows.append(["limits", ", ".join(limits) or "none"])
         ending = f"finished: {progress.finished}" if progress.finished else ""

@@ -31,7 +31,7 @@ from mtrain.data.store.folder import (
     directions_of_validation,
     remove_obsolete,
 )
-from mtrain.data.store.shards import read_suspects, remove_suspects
+from mtrain.data.store.shards import forget_reported_shards, read_reported_shards
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -104,12 +104,12 @@ def prepare_data(
     if folder.inputs != inputs or not folder.is_complete:
         encoder.encode()
     buckets = _buckets_to_verify(folder.summary, data.window_pairs)
-    suspects = read_suspects(folder.run_dir)
-    contents = folder.open_contents(buckets, suspects)
+    reported = read_reported_shards(folder.run_dir)
+    contents = folder.open_contents(buckets, reported)
     if contents.problem:
-        contents = encoder.repair(contents.problem, buckets, suspects)
-    if suspects:
-        remove_suspects(folder.run_dir)
+        contents = encoder.repair(contents.problem, buckets, reported)
+    if reported:
+        forget_reported_shards(folder.run_dir)
     if not folder.shared:  # a shared folder has only been used for the same corpora
         remove_obsolete(folder.path, len(contents.shards))
     if scanner.files.digests.items() - read_digests(folder.path).items():

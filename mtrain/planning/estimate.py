@@ -81,23 +81,23 @@ class Estimator:
         device: TrainingDevice,
         devices: int = 1,
     ):
-        self.recipe, self.architecture = config.training, architecture
+        self.training, self.architecture = config.training, architecture
         self.lengths = lengths
         self.device, self.devices = device, devices
         self.parameters = cost.count_parameters(architecture)
-        self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
+        self.copies = 2 if self.training.r_drop else 1  # of each micro-batch
         self.longest = self.max_length = config.longest_sequence  # in tokens
         if lengths.is_complete and not (config.data.changes_pairs or config.model.is_classifier):
             self.longest = int(max(lengths.source.max(), lengths.target.max()))
         self.micro_batch_tokens = self._choose_micro_batch_tokens()
-        self.plan = lengths.plan(self.recipe.batch_tokens, self.micro_batch_tokens, devices, device.workers)
+        self.plan = lengths.plan(self.training.batch_tokens, self.micro_batch_tokens, devices, device.workers)
         self.shapes = self._shapes()
 
     def _choose_micro_batch_tokens(self) -> int:
         """Choose as training does, but with formulas instead of measured activations."""
-        limit = self.recipe.micro_batch_limit
+        limit = self.training.micro_batch_limit
         hardware, workers = self.device.hardware, self.device.workers
-        if self.recipe.micro_batch_tokens != "auto":
+        if self.training.micro_batch_tokens != "auto":
             return limit
         small, large = (self._activation_bytes(self._longest_shape(pairs)) for pairs in (2, 4))
         memory, on_cpu = hardware.memory, hardware.on_cpu
@@ -115,7 +115,7 @@ class Estimator:
 
     def _largest_possible(self, micro_batch_tokens: int) -> Shape:
         """The largest micro-batch of the longest sentences: a step is divided among devices and workers."""
-        share = -(-self.recipe.batch_tokens // (self.devices * self.device.workers))
+        share = -(-self.training.batch_tokens // (self.devices * self.device.workers))
         return self._longest_shape(max(1, min(micro_batch_tokens, share) // self.longest))
 
     def _longest_shape(self, pairs: int) -> Shape:
@@ -127,7 +127,7 @@ class Estimator:
     @property
     def trained_parameters(self) -> int:
         """The number of parameters that `training.freeze` leaves."""
-        return self.parameters["total"] - sum(self.parameters[part] for part in {*self.recipe.freeze})
+        return self.parameters["total"] - sum(self.parameters[part] for part in {*self.training.freeze})
 
     # ------------------------------------------------------------------------------------------------- memory
 
@@ -147,7 +147,7 @@ class Estimator:
             weights=weights,
             gradients=trained * workers,
             optimizer=2 * trained,
-            average=0 if self.recipe.ema_decay is None else weights,
+            average=0 if self.training.ema_decay is None else weights,
             activations=workers * (self._activation_bytes(shape) - loss),
             logits=workers * (loss + workspace),
         )

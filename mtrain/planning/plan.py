@@ -198,13 +198,14 @@ class _Planner:
         sizes = {"source_vocab_size": size, "target_vocab_size": size, "max_positions": length}
         return ModelConfig.model_validate({**config.model.model_dump(), **sizes})
 
-    def _device(self, recipe: TrainingConfig, devices: int) -> TrainingDevice:
+    def _device(self, training: TrainingConfig, devices: int) -> TrainingDevice:
         """How each of some devices trains: like this machine, or like a GPU with bf16."""
         if self.hardware.name in GPUS:
-            return TrainingDevice(self.hardware, "bf16" if recipe.precision == "auto" else recipe.precision)
+            chosen = "bf16" if training.precision == "auto" else training.precision
+            return TrainingDevice(self.hardware, chosen)
         device = self._own_device()
-        precision = resolve_precision(device, recipe.precision)
-        return TrainingDevice(self.hardware, precision, worker_count(device, recipe) if devices == 1 else 1)
+        precision = resolve_precision(device, training.precision)
+        return TrainingDevice(self.hardware, precision, worker_count(device, training) if devices == 1 else 1)
 
     def _own_device(self) -> torch.device:
         return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")
@@ -213,7 +214,7 @@ class _Planner:
         architecture, frozen = estimator.architecture, "embeddings" in config.training.freeze
         time, alone = self._times(estimator, config)
         return Work(
-            recipe=config.training,
+            training=config.training,
             epoch=estimator.epoch(),
             step=estimator.step(),
             time=time,
@@ -256,14 +257,14 @@ def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
     """What to change if the memory does not suffice."""
     if fits:
         return
-    tokens, recipe = estimator.largest_fitting_micro_batch(), estimator.recipe
+    tokens, training = estimator.largest_fitting_micro_batch(), estimator.training
     if tokens is not None:
-        yield f"set training.micro_batch_tokens to {tokens * (2 if recipe.r_drop else 1)}"
+        yield f"set training.micro_batch_tokens to {tokens * (2 if training.r_drop else 1)}"
         return
     if estimator.devices > 1 and not estimator.device.hardware.on_cpu:
         yield "training.parallel: fsdp may fit, as it divides the model among the devices (not predicted)"
     yield "choose a smaller model.preset: a single sentence of data.max_length does not fit"
-    if recipe.ema_decay is not None:
+    if training.ema_decay is not None:
         yield "set training.ema_decay to null, or use training.average_checkpoints instead"
 
 

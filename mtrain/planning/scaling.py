@@ -21,7 +21,7 @@ BUCKET = 25 * 2**20  # bytes of gradients that DistributedDataParallel sends at 
 class Work:
     """What the devices of a run compute and exchange."""
 
-    recipe: TrainingConfig
+    training: TrainingConfig
     epoch: Epoch
     step: StepCost
     time: StepTime  # of each device in a step
@@ -56,7 +56,7 @@ def predict_run(work: Work, devices: int, link: Link | None, price: float | None
         last = min(1.0, max(BUCKET, work.last_gradient_bytes) / work.gradient_bytes)
         exposed = max(communication - hidden, communication * last)
     seconds = sum(work.time) + exposed
-    steps, limit = planned_steps(work.recipe, work.epoch, seconds)
+    steps, limit = planned_steps(work.training, work.epoch, seconds)
     hours = steps * seconds / 3600
     return Run(
         link=None if link is None else link.name,
@@ -80,16 +80,16 @@ def all_reduce(size: int, devices: int, link: Link) -> tuple[float, float]:
     return sent, sent / (BANDWIDTH_UTILIZATION * link.bandwidth) + buckets * messages * link.latency
 
 
-def planned_steps(recipe: TrainingConfig, epoch: Epoch, step_seconds: float) -> tuple[int, str]:
+def planned_steps(training: TrainingConfig, epoch: Epoch, step_seconds: float) -> tuple[int, str]:
     """The number of steps of a run, and the limit that ends it. Early stopping is not predicted."""
     limits = []
-    if recipe.max_steps is not None:
-        limits.append((recipe.max_steps, f"max_steps {recipe.max_steps:,}"))
-    if recipe.max_epochs is not None:
-        limits.append((recipe.max_epochs * epoch.steps, f"max_epochs {recipe.max_epochs:,}"))
-    if recipe.max_minutes is not None:
-        steps = max(1, round(recipe.max_minutes * 60 / step_seconds))
-        limits.append((steps, f"max_minutes {recipe.max_minutes:g}"))
+    if training.max_steps is not None:
+        limits.append((training.max_steps, f"max_steps {training.max_steps:,}"))
+    if training.max_epochs is not None:
+        limits.append((training.max_epochs * epoch.steps, f"max_epochs {training.max_epochs:,}"))
+    if training.max_minutes is not None:
+        steps = max(1, round(training.max_minutes * 60 / step_seconds))
+        limits.append((steps, f"max_minutes {training.max_minutes:g}"))
     if not limits:
         epochs = useful_epochs(epoch.pairs)
         limits.append((max(1, round(epochs * epoch.steps)), f"none is given; {epochs:.0f} epochs assumed"))

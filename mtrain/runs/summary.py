@@ -49,8 +49,8 @@ class RunProgress(BaseModel):
     finished: str | None = None  # the limit that was reached
 
 
-def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
-    """The progress of a run folder, as far as it is recorded. `recipe` is None if it is not known."""
+def read_progress(run_dir: Path, training: TrainingConfig | None) -> RunProgress:
+    """The progress of a run folder, as far as it is recorded. `training` is None if it is not known."""
     folders = sorted((run_dir / "checkpoints").glob("step-" + "[0-9]" * 8))
     index = read_record(run_dir / "checkpoints/index.json") or {}
     state = (folders and read_record(folders[-1] / "state.json")) or {}
@@ -69,9 +69,10 @@ def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
     progress.best = validations.get(str(index.get("best")))
     progress.last = next(reversed(validations.values()), None)
     progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
-    if recipe is not None and not state.get("validation_due"):  # the last validation may select another model
+    # If a validation is due, it may select another model.
+    if training is not None and not state.get("validation_due"):
         progress.finished = limit_reached(
-            recipe,
+            training,
             step=progress.step,
             epoch=progress.epoch,
             seconds=progress.seconds,

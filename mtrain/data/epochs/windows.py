@@ -28,7 +28,7 @@ from mtrain.data.epochs.schedule import (
 )
 from mtrain.data.rewriting.rewrite import Key, Rewrite, Throttle, replace_rows
 from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.data.store.shards import Shard, add_suspect
+from mtrain.data.store.shards import Shard, report_damaged_shard
 from mtrain.errors import DataError, ModelError
 
 
@@ -168,7 +168,7 @@ class WindowedCorpus:
         try:
             self._shards[index].verify_rows([b for b in buckets if b not in self._verified[index]])
         except ModelError as error:
-            is_recorded = add_suspect(self._run_dir, index)
+            is_recorded = report_damaged_shard(self._run_dir, index)
             cure = "run again to encode this shard again" if is_recorded else "restore it"
             raise DataError(f"{error}; {cure}") from None
         self._verified[index].difference_update(buckets)

@@ -79,7 +79,7 @@ class FolderEncoder(NamedTuple):
                 raise DataError(f"no training pair is left; dropped: {reasons}")
             folder.write_summary({**folder.summary, **described})
 
-    def repair(self, problem: str, buckets: Sequence[int], suspects: Container[int]) -> Contents:
+    def repair(self, problem: str, buckets: Sequence[int], reported: Container[int]) -> Contents:
         """Encode the missing and damaged shards of a complete folder again, and restore the validation pairs,
         unless another process has done so meanwhile. Returns the contents of the folder. `problem` is the
         first thing that was missing or damaged; the other arguments are as in `open_contents`.
@@ -95,7 +95,7 @@ class FolderEncoder(NamedTuple):
             if folder.inputs != self.inputs or not folder.is_complete:
                 raise DataError(f"{folder.path}: has been prepared again from other inputs; run again")
             self._restore_validation()
-            contents = folder.open_contents(buckets, suspects)
+            contents = folder.open_contents(buckets, reported)
             if not contents.damaged_shards:
                 return contents
             self._require_same_text(next(iter(contents.damaged_shards.values())))
@@ -103,7 +103,7 @@ class FolderEncoder(NamedTuple):
                 log.warning("%s; encoding this shard again", reason)
             entries = folder.summary["shards"]
             self._write_shards({index: entries[index]["index_sha256"] for index in contents.damaged_shards})
-            contents = folder.open_contents(buckets, suspects)
+            contents = folder.open_contents(buckets, reported)
         if contents.problem:
             raise StorageError(f"{contents.problem}, although it has just been written; check the disk")
         return contents

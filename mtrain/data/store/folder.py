@@ -150,13 +150,13 @@ class DataFolder:
         validation = self.path / VALIDATION
         return None if validation.exists() else f"{validation}: missing"
 
-    def open_contents(self, buckets: Sequence[int], suspects: Container[int] = ()) -> Contents:
+    def open_contents(self, buckets: Sequence[int], reported: Container[int] = ()) -> Contents:
         """Open the shards and read the validation pairs of a complete folder. The rows of some `buckets` are
-        verified and, in the shards that are `suspects`, all rows. Raises StorageError if a file cannot be
+        verified and, in the shards that are `reported`, all rows. Raises StorageError if a file cannot be
         read."""
         shards, damaged = [], {}
         for index, entry in enumerate(self.summary["shards"]):
-            verified = range(self.summary["buckets"]) if index in suspects else buckets
+            verified = range(self.summary["buckets"]) if index in reported else buckets
             try:
                 _require_size(self.path, index, entry)
                 shards.append(Shard(shard_file(self.path, index)).verify(entry["index_sha256"], verified))

@@ -41,7 +41,7 @@ LAYOUT = 4  # version of the files of the data folder; if it changes, runs encod
 SHARD = 250_000  # raw pairs
 BUCKET = 250_000  # raw pairs of the whole corpus, on average
 MAX_BUCKETS = 1024  # otherwise, the indices of all shards would grow with the square of the corpus
-_SUSPECTS = "suspect-shards.json"  # in the run folder
+_REPORTED = "suspect-shards.json"  # in the run folder
 _KEY = "shard"  # of the metadata; a single key, because the order of several is random
 _DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U8": np.uint8}
 _ROWS = ("source", "target", "source_length", "target_length", "number")
@@ -252,22 +252,23 @@ def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
     return header, tensors, info
 
 
-def read_suspects(run_dir: Path) -> frozenset[int]:
-    """The indices of the recorded shards."""
+def read_reported_shards(run_dir: Path) -> frozenset[int]:
+    """The indices of the shards that were found to be damaged, and not verified since."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        return frozenset(map(int, json.loads(read_file(run_dir / _SUSPECTS))))
+        return frozenset(map(int, json.loads(read_file(run_dir / _REPORTED))))
     return frozenset()
 
 
-def add_suspect(run_dir: Path, shard: int) -> bool:
+def report_damaged_shard(run_dir: Path, shard: int) -> bool:
     """Record the index of a shard. Returns whether it is recorded now; several ranks may find the damage at
     the same time, and interfere with each other's writing."""
     with suppress(StorageError):
-        write_atomically(run_dir / _SUSPECTS, json.dumps(sorted({*read_suspects(run_dir), shard})) + "\n")
-    return shard in read_suspects(run_dir)
+        reported = sorted({*read_reported_shards(run_dir), shard})
+        write_atomically(run_dir / _REPORTED, json.dumps(reported) + "\n")
+    return shard in read_reported_shards(run_dir)
 
 
-def remove_suspects(run_dir: Path) -> None:
+def forget_reported_shards(run_dir: Path) -> None:
     """Remove the record, because the shards have been verified."""
     with suppress(OSError):  # they are verified again then
-        (run_dir / _SUSPECTS).unlink(missing_ok=True)
+        (run_dir / _REPORTED).unlink(missing_ok=True)

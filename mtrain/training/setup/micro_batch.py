@@ -136,9 +136,9 @@ def fit_micro_batch_tokens(
 def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, sharing: int) -> int:
     """Padded tokens of a micro-batch: as configured, or as many as fit in memory. The memory of a CPU is
     shared by `sharing` processes."""
-    recipe = config.training
-    if recipe.micro_batch_tokens != "auto":
-        return recipe.micro_batch_limit
+    training = config.training
+    if training.micro_batch_tokens != "auto":
+        return training.micro_batch_limit
     longest = config.longest_sequence  # other windows and other epochs may have pairs as long
     if train.has_fixed_lengths:
         lengths = train.encoded().source_lengths, train.encoded().target_lengths
@@ -146,7 +146,7 @@ def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, 
     memory = available_memory(learner.device)
     if learner.device.type == "cpu":
         memory //= sharing
-    return choose_micro_batch_tokens(learner, longest, recipe.micro_batch_limit, memory)
+    return choose_micro_batch_tokens(learner, longest, training.micro_batch_limit, memory)
 
 
 def write_limit(run_dir: Path, micro_batch_tokens: int | None, positions: float) -> None:

@@ -32,7 +32,7 @@ class Timing(NamedTuple):
 
 def measure_speed(
     architecture: ModelConfig,
-    recipe: TrainingConfig,
+    training: TrainingConfig,
     device: torch.device,
     steps_of: Callable[[Learner], Iterable[StepInput]],
     alone: bool = True,
@@ -42,20 +42,20 @@ def measure_speed(
     its learner. Unless this process trains `alone`, these have the batches of this rank and the tokens of all
     ranks, which are assumed to be as fast; the time to exchange gradients is not included.
 
-    If `recipe` uses R-Drop, it is timed with it. With `minutes`, the result is the mean speed of a run of
+    If `training` uses R-Drop, it is timed with it. With `minutes`, the result is the mean speed of a run of
     that time, which begins with the `r_drop_after` steps without R-Drop.
 
     Trains a temporary model. PyTorch's random generators change.
     """
     model = build_model(architecture).to(device).train()
-    freeze(model, recipe.freeze)
-    learner = make_learner(model, recipe) if alone else Learner(model, recipe)
+    freeze(model, training.freeze)
+    learner = make_learner(model, training) if alone else Learner(model, training)
     try:
         with waiting_for("measuring the speed"):
             return _time_run(learner, iter(steps_of(learner)), minutes)
     finally:
         del learner, model
-        if should_compile(device, recipe.compile):
+        if should_compile(device, training.compile):
             torch.compiler.reset()  # the number of compiled variants of a function is limited
         gc.collect()  # a compiled model refers to itself
         release_cached_memory(device)
