@@ -103,7 +103,7 @@ def test_ranks_that_share_parts_find_the_same_translations(translator: Translato
     meeting, sent = threading.Barrier(2, timeout=60), ["", ""]
     first, second = (SharedWorkers(own, ThreadRanks(rank, meeting, sent)) for rank in range(2))
     found: list[list[Translation]] = []
-    # Another number of threads would add up in another order, and nearly equal hypotheses would change places.
+    # With another number of threads, sums have another order, and nearly equal hypotheses change places.
     with ThreadPoolExecutor(
         1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
     ) as pool:
