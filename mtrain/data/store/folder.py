@@ -73,12 +73,11 @@ class Contents(NamedTuple):
 class DataFolder:
     """The data folder of a run.
 
-    A process opens it once and passes it on. It reads the summary again only after it has waited for the lock
-    of the folder, because another process may have completed or repaired the folder meanwhile.
+    A process opens it once and passes it on. It reads the summary again only around the lock of the folder,
+    because another process may have completed, repaired or copied the folder meanwhile.
 
     `summary` is what `read_summary` returns, and empty if it is damaged. `unusable` is the reason why a
-    summary cannot be used, and `damaged` the same reason if it is damaged. Opening a folder raises the errors
-    of `reload`.
+    summary cannot be used. Opening a folder raises the errors of `reload`.
     """
 
     path: Path
@@ -86,7 +85,6 @@ class DataFolder:
     shared: bool = False  # whether other runs may use the data folder
     summary: Summary = field(init=False)
     unusable: str | None = field(init=False)
-    damaged: str | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.reload()
@@ -104,14 +102,13 @@ class DataFolder:
         Raises ModelError if it is damaged; UsageError if another version of mtrain has written it;
         StorageError if it cannot be read.
         """
-        self.summary = {}
-        self.unusable = self.damaged = None
+        self.summary, self.unusable = {}, None
         try:
             self.summary = read_summary(self.path)
         except ModelError as error:
             if self.shared:
                 raise ModelError(f"{error}; {CURE}") from None
-            self.unusable = self.damaged = str(error)
+            self.unusable = str(error)
         if self.summary and self.inputs is None:
             if self.shared:
                 cure = "give another data.folder"
@@ -122,6 +119,11 @@ class DataFolder:
     def inputs(self) -> Inputs | None:
         """What the folder was begun from; None if that is not known."""
         return inputs_of(self.summary)
+
+    @property
+    def damaged(self) -> str | None:
+        """What is wrong with a damaged summary. None if it is intact, or written by another version."""
+        return None if self.summary else self.unusable
 
     @property
     def is_complete(self) -> bool:
@@ -138,8 +140,8 @@ class DataFolder:
     def why_incomplete(self) -> str | None:
         """What the folder lacks of what its summary describes; None if it is complete. Only the sizes of the
         shards are compared. Raises StorageError if a file cannot be read."""
-        if self.unusable and not self.summary:
-            return self.unusable
+        if self.damaged:
+            return self.damaged
         if not self.is_complete:
             return f"{self.path}: is not {'complete' if self.summary else 'prepared'} yet"
         try:
