@@ -62,7 +62,7 @@ def measure_speed(
 
 
 def _time_run(learner: Learner, steps: Iterator[StepInput], minutes: float | None) -> float:
-    later, steps_without_r_drop = _time_steps(learner, steps), learner.config.r_drop_after
+    later, steps_without_r_drop = _time_steps(learner, steps), learner.training.r_drop_after
     if minutes is None or not learner.r_drop or not steps_without_r_drop:
         return later.speed
     learner.r_drop = 0.0

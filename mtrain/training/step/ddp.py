@@ -24,8 +24,8 @@ class ParallelLearner(Learner):
     of micro-batches may therefore differ between ranks, but each has at least one, which may have no pairs.
     """
 
-    def __init__(self, model: AnyModel, config: TrainingConfig, ranks: Ranks):
-        super().__init__(model, config)
+    def __init__(self, model: AnyModel, training: TrainingConfig, ranks: Ranks):
+        super().__init__(model, training)
         self.ranks = ranks
         with ranks.watched(), warnings.catch_warnings():
             # Newer versions of PyTorch rename this argument. The buffers are tables of positions, which may

@@ -31,15 +31,15 @@ class ShardedLearner(Learner):
 
     shares_weights = True
 
-    def __init__(self, model: AnyModel, config: TrainingConfig, ranks: Ranks):
-        if config.compile == "on":
+    def __init__(self, model: AnyModel, training: TrainingConfig, ranks: Ranks):
+        if training.compile == "on":
             raise UsageError("training.compile: fsdp cannot be compiled; set training.compile to auto or off")
         self.ranks = ranks
         with ranks.watched():
             for parameter in model.parameters():
                 dist.broadcast(parameter.detach(), src=0)
-            root = _divide(model, BatchLoss(model, super().loss), config, ranks)
-        super().__init__(model, config.model_copy(update={"compile": "off"}))
+            root = _divide(model, BatchLoss(model, super().loss), training, ranks)
+        super().__init__(model, training.model_copy(update={"compile": "off"}))
         self._root = root
 
     def loss(self, model: AnyModel, batch: Batch) -> LossSums:
@@ -74,13 +74,13 @@ class ShardedLearner(Learner):
         self._release_memory()
 
 
-def _divide(model: AnyModel, root: nn.Module, config: TrainingConfig, ranks: Ranks) -> FSDPModule:
+def _divide(model: AnyModel, root: nn.Module, training: TrainingConfig, ranks: Ranks) -> FSDPModule:
     """Divide the parameters of a model among the ranks, and let `root` gather them.
 
     Precisions are those of autocast: matrices are gathered in the precision of their products; everything
     else, and the sum of gradients, stay in the precision of the weights.
     """
-    precision = resolve_precision(ranks.device, config.precision)
+    precision = resolve_precision(ranks.device, training.precision)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     of_weights = next(model.parameters()).dtype
     exact = MixedPrecisionPolicy(cast_forward_inputs=False)

@@ -59,19 +59,19 @@ class Learner:
 
     shares_weights = False  # whether each rank has only a part of them
 
-    def __init__(self, model: AnyModel, config: TrainingConfig, workers: int = 1):
-        self.model, self.config = model, config
-        self.optimizer = make_optimizer(model, config)
+    def __init__(self, model: AnyModel, training: TrainingConfig, workers: int = 1):
+        self.model, self.training = model, training
+        self.optimizer = make_optimizer(model, training)
         self.device = next(model.parameters()).device
-        self.precision = resolve_precision(self.device, config.precision)
+        self.precision = resolve_precision(self.device, training.precision)
         self.loss_scaler = LossScaler(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
-        self.compiles = should_compile(self.device, config.compile)
+        self.compiles = should_compile(self.device, training.compile)
         if self.compiles:
             self._compile()
         self.pool = thread_pool(workers)
         self.max_micro_batch_positions = math.inf  # padding included; lowered when memory runs out
-        self.r_drop = config.r_drop  # the weight alpha; 0 in steps without R-Drop
+        self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
         self.updates = 0  # number of updates of the weights that were begun
 
     def _compile(self) -> None:
@@ -107,7 +107,7 @@ class Learner:
         if self.loss_scaler.enabled:
             multiply_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
-        norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.config.clip_norm
+        norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.training.clip_norm
         # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.
         if limit and (self.device.type != "cpu" or norm + 1e-6 > limit):
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
@@ -195,7 +195,7 @@ class Learner:
         """The loss of a batch, computed by the model or a replica."""
         moved = batch.to(self.device)
         inputs = [moved.source, moved.source_keep, moved.target_in]
-        smoothing = self.config.label_smoothing
+        smoothing = self.training.label_smoothing
         with autocast(self.device, self.precision):
             if not self.r_drop:
                 return model.loss(model(*inputs), moved.labels, smoothing)
@@ -229,15 +229,15 @@ class BatchLoss(nn.Module):
         return self._loss(self.model, batch)
 
 
-def make_learner(model: AnyModel, config: TrainingConfig) -> Learner:
+def make_learner(model: AnyModel, training: TrainingConfig) -> Learner:
     """The learner of a model, with as many workers as suit its device."""
-    return Learner(model, config, worker_count(next(model.parameters()).device, config))
+    return Learner(model, training, worker_count(next(model.parameters()).device, training))
 
 
-def worker_count(device: torch.device, config: TrainingConfig) -> int:
+def worker_count(device: torch.device, training: TrainingConfig) -> int:
     """The number of threads that share the micro-batches of a step."""
     # torch.compile is not thread-safe
-    return 1 if should_compile(device, config.compile) else default_worker_count(device)
+    return 1 if should_compile(device, training.compile) else default_worker_count(device)
 
 
 def _gradients(model: AnyModel) -> list[Tensor]:
