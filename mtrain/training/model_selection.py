@@ -12,7 +12,7 @@ from mtrain.checkpoint.checkpoint import record_validation
 from mtrain.checkpoint.state import TrainState
 from mtrain.device import release_cached_memory
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import DivergedError, ModelError, is_recoverable
+from mtrain.errors import DivergedError, ModelError
 from mtrain.model.build import AnyModel
 from mtrain.training.records.best_model import publish_best
 from mtrain.training.records.progress import Progress
@@ -158,7 +158,7 @@ class ModelSelection:
         try:
             yield
         except Exception as error:
-            if not (is_recoverable(error) and self.ranks.is_agreed(error)):
+            if not self.ranks.is_agreed(error):
                 raise
             if self.ranks.is_first:
                 self._count_failure(error, activity)

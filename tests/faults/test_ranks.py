@@ -466,3 +466,17 @@ def test_an_error_that_the_other_ranks_do_not_have_ends_its_rank(run, tmp_path, 
     monkeypatch.setattr(average, "model_without_weights", fail)
     ranks = run_ranks(2, fit(run, 4, "--set", "training.parallel=fsdp"), tmp_path)
     assert exit_codes(ranks) == [7, 8], read_logs(tmp_path)
+
+
+@pytest.mark.slow
+def test_only_rank_0_computes_the_scores_of_a_validation(run, tmp_path, monkeypatch):
+    """The other ranks may run on the same cores."""
+    real = Validator.scores
+
+    def scores(self, shares):
+        assert os.environ["RANK"] == "0"
+        return real(self, shares)
+
+    monkeypatch.setattr(Validator, "scores", scores)
+    assert exit_codes(run_ranks(2, fit(run, 4), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert any("validation" in line for line in read_metrics(run))

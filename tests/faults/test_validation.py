@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -321,3 +322,23 @@ def test_30_a_validation_is_recorded_before_rank_0_waits_for_another_rank(make_c
     with pytest.raises(LostRankError):
         fit_on_cpu(config)
     assert validated_steps(fit_on_cpu(config)) == [4, 8]
+
+
+def test_30_a_validation_that_runs_out_of_memory_keeps_no_tensor(make_config, monkeypatch):
+    """The error would keep its frames alive, and so what they hold, while cached memory is released."""
+    tensors, kept = [], []
+
+    def validate(self: ModelSelection, model: object) -> Scores:
+        tensor = torch.ones(10)
+        tensors.append(weakref.ref(tensor))
+        if len(tensors) == 1:
+            raise MemoryError
+        return with_bleu(30)
+
+    def release(_: torch.device) -> None:
+        kept.append(tensors[0]())
+
+    monkeypatch.setattr(ModelSelection, "scores_of", validate)
+    monkeypatch.setattr("mtrain.training.model_selection.release_cached_memory", release)
+    assert validated_steps(fit_on_cpu(make_config(training={"max_steps": 8}))) == [8]
+    assert kept == [None]
