@@ -1,6 +1,6 @@
 """Parallel text: from files to batches."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 COMPRESSION = {".gz": "gzip", ".zst": "zstd"}  # by file suffix: the compression of text files
 
@@ -10,3 +10,10 @@ class Pair(NamedTuple):
 
     source: str
     target: str
+
+
+def are_too_long(source: Any, target: Any, max_length: int) -> Any:
+    """Whether pairs with so many ids, EOS and language tags included, are longer than `data.max_length` on
+    either side: a bool for two ints, an array for two arrays. `mtrain.data.preparing.encoder` drops such
+    pairs, and `mtrain.data.rewriting` makes none."""
+    return (source > max_length) | (target > max_length)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mtrain.config.sections.data import DataConfig
+from mtrain.data import are_too_long
 from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.reading.blocks import RawBlock
 from mtrain.data.reading.parse import parse_block, refuse_unless_skipped
@@ -84,7 +85,7 @@ class Encoder:
         if self._data.has_several_directions:
             held_out |= np.fromiter(map(is_held_out, block.targets), np.bool_, count)
         held_out &= ~empty
-        too_long = (np.maximum(*lengths) > self._data.max_length) & ~empty & ~held_out
+        too_long = are_too_long(lengths[0], lengths[1], self._data.max_length) & ~empty & ~held_out
         kept = np.flatnonzero(~(empty | held_out | too_long))
         dropped = Counter(bad=len(block.errors), empty=int(empty.sum()))
         dropped.update({"held out": int(held_out.sum()), "too long": int(too_long.sum()), **rejected})

@@ -10,6 +10,7 @@ from mtrain.config.languages import Direction, sentence_separator
 from mtrain.config.sections.augment import Augment
 from mtrain.config.sections.corpora import Corpus
 from mtrain.config.sections.data import DataConfig
+from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment import CHANGES, Side, change_pair, noise
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -120,4 +121,5 @@ class PairAugmenter:
 
     def _is_usable(self, pair: EncodedPair) -> bool:
         source, target = map(len, pair)
-        return min(source, target) > 1 and max(source + self._tag_length, target) <= self._max_length
+        too_long = are_too_long(source + self._tag_length, target, self._max_length)
+        return min(source, target) > 1 and not too_long

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mtrain.config.sections.data import DataConfig
+from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, Throttle, make_generator
 from mtrain.data.store.encoded import EncodedCorpus
@@ -125,8 +126,8 @@ def count_processes() -> int:
 def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
     """The new pairs, but the old ones in place of those that are longer than `max_length`."""
     count = len(new[0].lengths)
-    fits = np.maximum(new[0].lengths, new[1].lengths) <= max_length
-    chosen = np.arange(count) + np.where(fits, 0, count)
+    too_long = are_too_long(new[0].lengths, new[1].lengths, max_length)
+    chosen = np.arange(count) + np.where(too_long, count, 0)
     source, target = (Rows.join(both).take(chosen) for both in zip(new, old, strict=True))
     return source, target
 

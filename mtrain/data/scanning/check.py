@@ -14,7 +14,7 @@ from mtrain.config.languages import scripts_of_language
 from mtrain.config.sections.corpora import Corpus, Holdout, TsvCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES
-from mtrain.data import Pair
+from mtrain.data import Pair, are_too_long
 from mtrain.data.pairs.duplicates import DuplicateCounter
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.lines import Digests
@@ -225,8 +225,9 @@ def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tag: i
     """Segment a sample of the training pairs, whose sources will begin with `tag` ids of a language tag."""
     texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
     sides = tokenizer.encode_source(texts[0]), tokenizer.encode_target(texts[1])
-    longer = [max(tag + len(source), len(target)) + 1 for source, target in zip(*sides, strict=True)]
-    found = Segmentation(len(pairs), sum(length > max_length for length in longer), [], [])
+    lengths = ((tag + len(source) + 1, len(target) + 1) for source, target in zip(*sides, strict=True))
+    too_long = sum(are_too_long(*both, max_length) for both in lengths)
+    found = Segmentation(len(pairs), too_long, [], [])
     for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):
         tokens, unlearned = sum(map(len, rows)), vocabulary.unlearned()
         found.tokens_per_word.append(tokens / max(1, sum(len(text.split()) for text in side)))

@@ -11,7 +11,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.model import Architecture
-from mtrain.data import Pair
+from mtrain.data import Pair, are_too_long
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.windows import require_pairs
 from mtrain.data.prepare import PreparedData
@@ -77,7 +77,7 @@ class TrainingLengths:
         is_filled = (source > 1) & (target > 1)
         if tokenizer is not None:
             source = source + count_tag_ids(config.data, tokenizer)
-        kept = is_filled & (np.maximum(source, target) <= config.data.max_length)
+        kept = is_filled & ~are_too_long(source, target, config.data.max_length)
         if not kept.any():
             raise DataError("no training pair is left; all are empty or longer than data.max_length")
         origin = f"{len(sample):,} of {pairs:,} pairs segmented"
