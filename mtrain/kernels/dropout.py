@@ -5,12 +5,19 @@ mask is drawn from `generator` (None: PyTorch's default one). Other devices use 
 and ignore it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+
+class HashKey(NamedTuple):
+    """What a mask is hashed from, besides the index of each element."""
+
+    key: Tensor  # (1,) int32, on the device of the elements
+    salt: int  # a different one for each place in the model that drops elements
 
 
 def dropout(

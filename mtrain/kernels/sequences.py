@@ -3,7 +3,7 @@
 The model works on tokens (P, E), one after another. It passes an object of this module on to the few
 operations that depend on sequences: attention, positions, word dropout, the mean of a sentence.
 
-Symbols in shapes: N sequences, T their padded length, P = N * T.
+Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P = N * T).
 """
 
 from typing import NamedTuple, Self
@@ -49,3 +49,11 @@ class Padded(NamedTuple):
         assert self.keep is not None
         keep = self.keep[..., None]
         return (self.by_row(x) * keep).sum(dim=1) / keep.sum(dim=1)
+
+
+class Packed(NamedTuple):
+    """Sequences one after another, without padding. If shapes are fixed, the last sequences may be empty."""
+
+    starts: Tensor  # (N + 1) int32: the first token of each sequence, and the end of the last one
+    place: Tensor  # (P) int32: the position of each token in its sequence
+    longest: int  # no sequence has more tokens
