@@ -1,0 +1,113 @@
+"""Which session decodes a batch, and which ones are kept."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.batches import position_limit
+from mtrain.decoding.search.beam import Hypothesis
+from mtrain.decoding.search.constraints import check_forbidden_ids
+from mtrain.decoding.search.search import maximum_lengths
+from mtrain.decoding.sessions.inputs import Batch, Rows, Shape
+from mtrain.decoding.sessions.session import SMALLEST_BOUND, Session, bucket
+from mtrain.device import release_cached_memory
+from mtrain.errors import is_out_of_memory
+from mtrain.model.incremental import DecodingTransformer
+
+log = logging.getLogger(__name__)
+
+_SMALLEST_SOURCE = 16  # tokens
+SHRINK_FROM = 128  # rows; a step with fewer takes about as long as one with half of them
+_SHARE_OF_MEMORY = 4  # idle sessions may take this fraction of the device's memory
+# Settings that every batch brings along: they do not freeze in a graph.
+_OF_BATCHES = {"seed", "max_length_ratio", "max_length_offset", "min_length_ratio", "min_length_offset"}
+_OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", "workers"}
+
+
+class Sessions:
+    """Sessions of one model or an ensemble, of which recently used ones are kept.
+
+    It is thread-safe: a session is used by one thread at a time, and another thread makes one of its own.
+    `max_bytes` limits the memory of sessions that are not in use.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[DecodingTransformer],
+        max_bytes: int | None = None,
+        shrink_from: int = SHRINK_FROM,
+    ):
+        self.models, self.shrink_from = models, shrink_from
+        device = models[0].weight.device
+        if max_bytes is None:
+            max_bytes = 2**30
+            if device.type == "cuda":
+                max_bytes = torch.cuda.get_device_properties(device).total_memory // _SHARE_OF_MEMORY
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()  # of the following
+        self._idle: list[tuple[tuple[Shape, str], Session]] = []  # the one used last comes last
+        self._too_large: set[tuple[Shape, str]] = set()  # for the memory of the device
+
+    @staticmethod
+    def support(config: DecodingConfig) -> bool:
+        """Whether sessions can search with these settings."""
+        return not config.no_repeat_ngram and not config.coverage_penalty
+
+    @torch.inference_mode()
+    def search(
+        self,
+        rows: Rows,
+        config: DecodingConfig,
+        prefixes: Rows | None = None,
+        keys: Sequence[tuple[int, ...]] = (),
+    ) -> list[list[Hypothesis]] | None:
+        """The best hypotheses of each sentence, as `search` returns them; None if there is not enough memory
+        for a session. `rows` are source ids that end with EOS.
+
+        Raises UsageError if a prefix is too long for the model, or a forbidden id is not in the vocabulary.
+        """
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.float64)
+        limits = maximum_lengths(self.models, lengths, config, prefixes)
+        check_forbidden_ids(config, self.models[0].config.target_vocab_size)
+        source = bucket(int(lengths.max()), _SMALLEST_SOURCE)
+        shape = Shape(
+            sentences=bucket(len(rows)),
+            beams=config.hypotheses,
+            source=min(source, position_limit(self.models) or source),
+            positions=bucket(int(limits.max()), SMALLEST_BOUND),
+            prefixed=prefixes is not None and any(prefixes),
+            sampled=config.samples is not None,
+        )
+        key = shape, config.model_dump_json(exclude=_OF_BATCHES)
+        if key in self._too_large:
+            return None
+        try:
+            with self._session(key, config) as session:
+                return session.search(Batch(rows, config, prefixes, keys, limits))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("too little memory for a session of %d sentences: decoding without", len(rows))
+        with self._lock:
+            self._too_large.add(key)
+            self._idle.clear()
+        release_cached_memory(self.models[0].weight.device)
+        return None
+
+    @contextmanager
+    def _session(self, key: tuple[Shape, str], config: DecodingConfig) -> Iterator[Session]:
+        """A session that no other thread uses. It is kept afterwards, unless an error is raised."""
+        with self._lock:
+            found = next((one for one in self._idle if one[0] == key), None)
+            if found is not None:
+                self._idle.remove(found)
+        session = Session(self.models, config, key[0], self.shrink_from) if found is None else found[1]
+        yield session
+        with self._lock:
+            self._idle.append((key, session))
+            while len(self._idle) > 1 and sum(one.bytes for _, one in self._idle) > self.max_bytes:
+                del self._idle[0]
