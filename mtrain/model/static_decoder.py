@@ -26,17 +26,12 @@ class StaticDecoder:
         self, model: DecodingTransformer, sentences: int, beams: int, source_length: int, positions: int
     ):
         self.model, self.beams = model, beams
-        config, packed = model.config, model.packed
-        width = config.d_model // config.heads
-
-        def buffers(length: int) -> list[Tensor]:
-            shape = (2, sentences, config.heads, length, width)
-            return [
-                torch.zeros(shape, dtype=model.product_dtype, device=model.weight.device)
-                for _ in packed.decoder
-            ]
-
-        self.caches, self.memories = buffers(positions * beams), buffers(source_length)
+        heads, packed, like = model.config.heads, model.packed, model.low_weight
+        width = model.config.d_model // heads
+        self.caches, self.memories = (
+            [like.new_zeros(2, sentences, heads, length, width) for _ in packed.decoder]
+            for length in (positions * beams, source_length)
+        )
         self.positions = packed.embed.positions(0, positions, packed.learned_target_positions)
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> None:

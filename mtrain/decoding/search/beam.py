@@ -49,7 +49,6 @@ def beam_search(
     live = logits.new_full((sentences, beams), -math.inf)
     live[:, 0] = 0
     pool = Pool.empty(tokens, live)
-    is_end = done.new_ones(1, 1)
     limits = set(max_lengths.tolist())
     for length in range(1, steps + 1):
         log_normalizers = constraints.apply_(logits, tokens[:, :, : length - 1], active)
@@ -61,18 +60,18 @@ def beam_search(
         ended = chosen == model_config.eos_id
         ends = scores.masked_fill(~ended | done[:, None], -math.inf)[:, :beams]
         power = length**config.length_penalty
-        pool.add(active, ends / power + penalty[:, :beams], ends, tokens[:, :beams], length, is_end)
+        ended_tokens, lengths = tokens[:, :beams], tokens.new_full((len(tokens), beams), length)
+        finished = torch.ones_like(lengths, dtype=torch.bool)
+        pool.add(active, Pool(ends / power + penalty[:, :beams], ends, ended_tokens, lengths, finished))
 
         live, kept = scores.masked_fill(ended, -math.inf).topk(beams)  # (B, K)
         tokens, parents = pick(tokens, kept), pick(parents, kept)
         at_limit = max_lengths[active] == length
         if length in limits:
             cut = live.masked_fill((done | ~at_limit)[:, None], -math.inf)
-            pool.add(active, cut / power + pick(penalty, kept), cut, tokens, length, ~is_end)
+            pool.add(active, Pool(cut / power + pick(penalty, kept), cut, tokens, lengths, ~finished))
 
-        limits_now = max_lengths[active]
-        lengths = torch.full_like(limits_now, length)
-        done |= at_limit | search_ends(pool.scores[active], live, lengths, limits_now, config)
+        done |= at_limit | search_ends(pool.scores[active], live, lengths[:, 0], max_lengths[active], config)
         remaining = remaining_sentences(~done, beams)
         if remaining is not None:
             if not len(remaining):
@@ -171,24 +170,12 @@ class Pool(NamedTuple):
             scores, scores.clone(), tokens.clone(), lengths, torch.zeros_like(lengths, dtype=torch.bool)
         )
 
-    def add(
-        self,
-        sentences: Tensor | slice,
-        scores: Tensor,
-        log_probs: Tensor,
-        tokens: Tensor,
-        length: int | Tensor,
-        finished: Tensor,
-    ) -> None:
-        """Add X hypotheses of one length to each of the `sentences`: scores and log-probabilities (.., X),
-        tokens (.., X, steps). `finished` broadcasts to (.., X). Those with score -inf are ignored."""
-        candidates = torch.cat([self.scores[sentences], scores], dim=1)
-        self.scores[sentences], order = candidates.topk(self.scores.size(1))
-        shape = scores.shape
-        lengths = length.expand(shape) if isinstance(length, Tensor) else self.lengths.new_full(shape, length)
-        added = (log_probs, tokens, lengths, finished.expand(shape))
-        for column, new in zip(self[1:], added, strict=True):
-            column[sentences] = pick(torch.cat([column[sentences], new], dim=1), order)
+    def add(self, sentences: Tensor | slice, others: "Pool") -> None:
+        """Add hypotheses of the `sentences`. Those with score -inf are ignored."""
+        scores = torch.cat([self.scores[sentences], others.scores], dim=1)
+        order = scores.topk(self.scores.size(1)).indices
+        for column, other in zip(self, others, strict=True):
+            column[sentences] = pick(torch.cat([column[sentences], other], dim=1), order)
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, best first."""

@@ -14,6 +14,7 @@ from mtrain.decoding.search.sample import noise_keys
 from mtrain.kernels.decoding_step import Allowed
 
 Rows = Sequence[Sequence[int]]
+Keys = Sequence[tuple[int, ...]]
 
 
 class Shape(NamedTuple):
@@ -33,7 +34,7 @@ class Batch(NamedTuple):
     rows: Rows
     config: DecodingConfig
     prefixes: Rows | None
-    keys: Sequence[tuple[int, ...]]
+    keys: Keys
     limits: Tensor  # maximum lengths of the translations, on the host
 
 

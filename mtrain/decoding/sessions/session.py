@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,12 +19,10 @@ from mtrain.graph_capture import CaptureError, GraphPool, Work
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.static_decoder import StaticDecoder
 
-log = logging.getLogger(__name__)
+_warn_once = cache(logging.getLogger(__name__).warning)
 
 LOOK_EVERY = 5  # steps between looks at which sentences are finished: each waits for a copy of one step ago
 SMALLEST_BOUND = 32  # positions
-
-Indices = npt.NDArray[np.int64]
 
 
 def bucket(number: int, least: int = 1) -> int:
@@ -50,7 +46,7 @@ class Session:
         device, model_config = models[0].weight.device, models[0].config
         self.config, self.model_config, self.shape = config, model_config, shape
         self.shrink_from = shrink_from
-        self.pool: GraphPool | None = GraphPool(device)  # None: nothing is captured any more
+        self.pool = GraphPool(device)
         self._host, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned=device.type == "cuda")
         self._buffer, self.inputs = Inputs.of(shape, device)
         sizes = (shape.sentences, shape.beams, shape.source, shape.positions)
@@ -60,37 +56,33 @@ class Session:
         kind: type[Greedy | Beam] = Beam if config.samples is None and config.beam_size > 1 else Greedy
         dtype = torch.promote_types(models[0].weight.dtype, torch.float32)
         self.state = kind.empty(shape, device, dtype)
-        self.forbidden: Tensor | None = None  # (V,) bool
-        if config.forbidden_ids:
-            ids = torch.tensor(config.forbidden_ids)
-            forbidden = torch.zeros(model_config.target_vocab_size, dtype=torch.bool)
-            self.forbidden = forbidden.index_fill(0, ids, True).to(device)
-        self._prologue = self._make_prologue()
-        self._steps: dict[tuple[int, int], _Work] = {}
+        tokens = torch.zeros(model_config.target_vocab_size, dtype=torch.bool)
+        forbidden = tokens.index_fill(0, torch.tensor(config.forbidden_ids, dtype=torch.int64), True)
+        self.forbidden = forbidden.to(device) if config.forbidden_ids else None
+        self._work: dict[tuple[int, int], Work] = {}  # that was run, by arguments of `_make_step`
+        self._captured: set[tuple[int, int]] = set()
 
     @property
     def bytes(self) -> int:
         """About the memory that the session needs on the device."""
-        buffers = [self._buffer, *_tensors(self.state)]
-        for decoder in self.decoders:
-            buffers += [*decoder.caches, *decoder.memories]
-        rows = self.shape.sentences * self.shape.beams
-        return sum(x.nbytes for x in buffers) + 2 * 4 * rows * self.model_config.target_vocab_size
+        caches = [(decoder.caches, decoder.memories) for decoder in self.decoders]
+        logits = 2 * 4 * self.shape.sentences * self.shape.beams * self.model_config.target_vocab_size
+        return logits + sum(x.nbytes for x in _tensors((self._buffer, self.state, caches)))
 
     def search(self, batch: Batch) -> list[list[Hypothesis]]:
         """The best hypotheses of each sentence."""
         self._capture()
         self._host_inputs.fill(batch, self.model_config.eos_id)
         self._buffer.copy_(self._host, non_blocking=True)
-        self._prologue()
+        self._run(0, 0)
         steps, sentences, count = int(batch.limits.max()), self.shape.sentences, len(batch.rows)
-        order = np.arange(count)  # the sentences of the batch in the order of the buffers
-        ended: list[tuple[Indices, Tensor]] = []  # results of sentences; later ones replace earlier ones
+        order = torch.arange(count)  # the sentences of the batch in the order of the buffers
+        ended: list[tuple[Tensor, Tensor]] = []  # results of sentences; later ones replace earlier ones
         look: Callable[[], list[float]] | None = None
         for step in range(steps):
-            self._step(sentences, step)()
+            self._run(sentences, min(self.shape.positions, bucket(step + 1, SMALLEST_BOUND)))
             if look is not None:
-                going = np.flatnonzero(np.array(look()[: len(order)]) == 0)
+                going = (torch.tensor(look()[: len(order)]) == 0).nonzero()[:, 0]
                 look = None
                 if not len(going):
                     break
@@ -105,8 +97,16 @@ class Session:
         columns = self._collected(ended, count, steps)
         return self.state.hypotheses(columns, batch, self.model_config.eos_id)
 
-    def _make_prologue(self) -> "_Work":
-        # Without references to `self`, which would be a cycle: memory is freed at once.
+    def _run(self, sentences: int, bound: int) -> None:
+        """A step of the first sentences, at a position below the bound; the prologue if both are 0."""
+        key = sentences, bound
+        if key not in self._work:
+            self._work[key] = self._make_step(*key) if sentences else self._make_prologue()
+        self._work[key]()
+
+    # The following functions do not refer to `self`, which would be a cycle: memory is freed at once.
+
+    def _make_prologue(self) -> Work:
         decoders, inputs, state, bos_id = self.decoders, self.inputs, self.state, self.model_config.bos_id
         lengths, position = self.source_lengths, self.position
 
@@ -117,16 +117,9 @@ class Session:
             position.zero_()
             state.reset(inputs, bos_id)
 
-        return _Work(work)
+        return work
 
-    def _step(self, sentences: int, step: int) -> "_Work":
-        """The work of a step of the first sentences."""
-        bound = min(self.shape.positions, bucket(step + 1, SMALLEST_BOUND))
-        if (sentences, bound) not in self._steps:
-            self._steps[sentences, bound] = self._make_step(sentences, bound)
-        return self._steps[sentences, bound]
-
-    def _make_step(self, sentences: int, bound: int) -> "_Work":
+    def _make_step(self, sentences: int, bound: int) -> Work:
         decoders, position, config = self.decoders, self.position, self.config
         inputs, state = _first(self.inputs, sentences), _first(self.state, sentences)
         lengths = self.source_lengths[:sentences]
@@ -139,25 +132,25 @@ class Session:
             state.step(average_probabilities(logits), inputs, allowed, config)
             position.add_(1)
 
-        return _Work(work)
+        return work
 
     def _capture(self) -> None:
         """Capture the work that was run. Its warm-ups change the state, which the prologue resets."""
-        for work in (self._prologue, *self._steps.values()):
-            if self.pool is not None and work.was_run and not work.is_captured:
-                self.position.zero_()
-                try:
-                    work.capture(self.pool)
-                except CaptureError as error:
-                    self.pool = None
-                    _warn_once(f"decoding continues without CUDA graphs: {error}")
+        for key in self._work.keys() - self._captured:
+            self.position.zero_()
+            try:
+                self._work[key] = self.pool.capture(self._work[key])
+            except CaptureError as error:
+                self.pool = GraphPool(torch.device("cpu"))  # which captures nothing
+                _warn_once(f"decoding continues without CUDA graphs: {error}")
+            self._captured.add(key)
 
-    def _move(self, going: Indices, sentences: int, positions: int) -> None:
+    def _move(self, going: Tensor, sentences: int, positions: int) -> None:
         """Let the sentences at the indices `going` be the first ones; further copies of one of them make up
         the given number of sentences."""
         device = self.position.device
         index = torch.full((sentences,), int(going[0]), pin_memory=device.type == "cuda")
-        index[: len(going)] = torch.from_numpy(going)
+        index[: len(going)] = going
         index = index.to(device, non_blocking=True)
         for decoder in self.decoders:
             decoder.move(index, positions)
@@ -169,13 +162,13 @@ class Session:
         columns = _first(self.state, sentences).columns(steps)
         return torch.cat([column.flatten(1).double() for column in columns], dim=1)
 
-    def _collected(self, ended: Sequence[tuple[Indices, Tensor]], count: int, steps: int) -> list[Tensor]:
+    def _collected(self, ended: Sequence[tuple[Tensor, Tensor]], count: int, steps: int) -> list[Tensor]:
         """The columns of the results of all sentences, on the host. A sentence has its last results."""
-        place, start = np.empty(count, dtype=np.int64), 0
-        for order, results in ended:
-            place[order] = start + np.arange(len(order))
-            start += len(results)
-        found = torch.cat([results for _, results in ended]).cpu()[torch.from_numpy(place)]
+        joined = torch.cat([matrix for _, matrix in ended]).cpu()
+        matrices = torch.split(joined, [len(matrix) for _, matrix in ended])
+        found = matrices[0][:count]
+        for (order, _), matrix in zip(ended[1:], matrices[1:], strict=True):
+            found[order] = matrix[: len(order)]
         columns = self.state.columns(steps)
         parts = torch.split(found, [math.prod(column.shape[1:]) for column in columns], dim=1)
         return [
@@ -184,31 +177,11 @@ class Session:
         ]
 
 
-class _Work:
-    """Work that is run as it is until it is captured."""
-
-    def __init__(self, run: Work):
-        self.run, self.was_run, self.is_captured = run, False, False
-
-    def __call__(self) -> None:
-        self.was_run = True
-        self.run()
-
-    def capture(self, pool: GraphPool) -> None:
-        """Replay it as a graph from now on."""
-        self.run, self.is_captured = pool.capture(self.run), True
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
-
-
 def _tensors(x: Any) -> list[Tensor]:
-    """The tensors in nested tuples."""
-    if x is None:
-        return []
-    return [x] if isinstance(x, Tensor) else [tensor for part in x for tensor in _tensors(part)]
+    """The tensors in nested tuples and lists."""
+    if x is None or isinstance(x, Tensor):
+        return [] if x is None else [x]
+    return [tensor for part in x for tensor in _tensors(part)]
 
 
 def _first(x: Any, sentences: int) -> Any:

@@ -2,8 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
@@ -12,7 +11,7 @@ from mtrain.decoding.batches import position_limit
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.decoding.search.search import maximum_lengths
-from mtrain.decoding.sessions.inputs import Batch, Rows, Shape
+from mtrain.decoding.sessions.inputs import Batch, Keys, Rows, Shape
 from mtrain.decoding.sessions.session import SMALLEST_BOUND, Session, bucket
 from mtrain.device import release_cached_memory
 from mtrain.errors import is_out_of_memory
@@ -22,7 +21,6 @@ log = logging.getLogger(__name__)
 
 _SMALLEST_SOURCE = 16  # tokens
 SHRINK_FROM = 128  # rows; a step with fewer takes about as long as one with half of them
-_SHARE_OF_MEMORY = 4  # idle sessions may take this fraction of the device's memory
 # Settings that every batch brings along: they do not freeze in a graph.
 _OF_BATCHES = {"seed", "max_length_ratio", "max_length_offset", "min_length_ratio", "min_length_offset"}
 _OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", "workers"}
@@ -32,22 +30,13 @@ class Sessions:
     """Sessions of one model or an ensemble, of which recently used ones are kept.
 
     It is thread-safe: a session is used by one thread at a time, and another thread makes one of its own.
-    `max_bytes` limits the memory of sessions that are not in use.
     """
 
-    def __init__(
-        self,
-        models: Sequence[DecodingTransformer],
-        max_bytes: int | None = None,
-        shrink_from: int = SHRINK_FROM,
-    ):
+    def __init__(self, models: Sequence[DecodingTransformer], shrink_from: int = SHRINK_FROM):
         self.models, self.shrink_from = models, shrink_from
-        device = models[0].weight.device
-        if max_bytes is None:
-            max_bytes = 2**30
-            if device.type == "cuda":
-                max_bytes = torch.cuda.get_device_properties(device).total_memory // _SHARE_OF_MEMORY
-        self.max_bytes = max_bytes
+        self.device = device = models[0].weight.device
+        memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 2**32
+        self.max_bytes = memory // 4  # of idle sessions
         self._lock = threading.Lock()  # of the following
         self._idle: list[tuple[tuple[Shape, str], Session]] = []  # the one used last comes last
         self._too_large: set[tuple[Shape, str]] = set()  # for the memory of the device
@@ -59,11 +48,7 @@ class Sessions:
 
     @torch.inference_mode()
     def search(
-        self,
-        rows: Rows,
-        config: DecodingConfig,
-        prefixes: Rows | None = None,
-        keys: Sequence[tuple[int, ...]] = (),
+        self, rows: Rows, config: DecodingConfig, prefixes: Rows | None = None, keys: Keys = ()
     ) -> list[list[Hypothesis]] | None:
         """The best hypotheses of each sentence, as `search` returns them; None if there is not enough memory
         for a session. `rows` are source ids that end with EOS.
@@ -86,28 +71,28 @@ class Sessions:
         if key in self._too_large:
             return None
         try:
-            with self._session(key, config) as session:
-                return session.search(Batch(rows, config, prefixes, keys, limits))
+            session = self._idle_session(key) or Session(self.models, config, shape, self.shrink_from)
+            found = session.search(Batch(rows, config, prefixes, keys, limits))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            session = None
             log.warning("too little memory for a session of %d sentences: decoding without", len(rows))
         with self._lock:
+            if session is not None:
+                self._idle.append((key, session))
+                while len(self._idle) > 1 and sum(one.bytes for _, one in self._idle) > self.max_bytes:
+                    del self._idle[0]
+                return found
             self._too_large.add(key)
             self._idle.clear()
-        release_cached_memory(self.models[0].weight.device)
+        release_cached_memory(self.device)
         return None
 
-    @contextmanager
-    def _session(self, key: tuple[Shape, str], config: DecodingConfig) -> Iterator[Session]:
-        """A session that no other thread uses. It is kept afterwards, unless an error is raised."""
+    def _idle_session(self, key: tuple[Shape, str]) -> Session | None:
+        """Take a session that no thread uses."""
         with self._lock:
             found = next((one for one in self._idle if one[0] == key), None)
             if found is not None:
                 self._idle.remove(found)
-        session = Session(self.models, config, key[0], self.shrink_from) if found is None else found[1]
-        yield session
-        with self._lock:
-            self._idle.append((key, session))
-            while len(self._idle) > 1 and sum(one.bytes for _, one in self._idle) > self.max_bytes:
-                del self._idle[0]
+        return None if found is None else found[1]

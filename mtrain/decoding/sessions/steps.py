@@ -117,24 +117,21 @@ class Beam(NamedTuple):
         _make_prefix_certain_(scores, allowed)
         length, done = position + 1, self.finished[:, None]
         ended, at_limit = chosen == allowed.eos_id, inputs.limits == length
-        ends = scores.masked_fill(~ended | done, -math.inf)[:, :beams]
         live, kept = scores.masked_fill(ended, -math.inf).topk(beams)  # (B, K)
-        cut = live.masked_fill(done | ~at_limit[:, None], -math.inf)
-        # What ends now, then what goes on and may be cut
-        first = torch.arange(ends.size(1), device=kept.device).expand(len(kept), -1)
-        index = torch.cat([first, kept], dim=1)
-        tokens = pick(self.tokens, parents.gather(1, index))
-        tokens.index_copy_(2, position, chosen.gather(1, index)[:, :, None])
-        log_probs = torch.cat([ends, cut], dim=1)
-        is_end = (torch.arange(index.size(1), device=kept.device) < ends.size(1))[None]
-        scores = log_probs / length**config.length_penalty
-        self.pool.add(slice(None), scores, log_probs, tokens, length, is_end)
+        # Candidates come best first. Of those that end, the K best are complete, at the limit also the K best
+        # of the others.
+        rank = torch.arange(chosen.size(1), device=chosen.device)
+        is_kept = ~ended & ((~ended).cumsum(dim=1) <= beams)
+        is_complete = torch.where(ended, rank < beams, is_kept & at_limit[:, None]) & ~done
+        log_probs = scores.masked_fill(~is_complete, -math.inf)
+        tokens = pick(self.tokens, parents).index_copy_(2, position, chosen[:, :, None])
+        lengths, ranking = length.expand_as(chosen), log_probs / length**config.length_penalty
+        self.pool.add(slice(None), Pool(ranking, log_probs, tokens, lengths, ended))
 
-        lengths = length.expand_as(inputs.limits)
-        over = search_ends(self.pool.scores, live, lengths, inputs.limits, config)
+        over = search_ends(self.pool.scores, live, lengths[:, 0], inputs.limits, config)
         self.finished.logical_or_(at_limit | over)
         self.live.copy_(live)
-        self.tokens.copy_(tokens[:, ends.size(1) :])
+        self.tokens.copy_(pick(tokens, kept))
         self.last.copy_(chosen.gather(1, kept))
         _reorder_(self.past, parents.gather(1, kept), position)
 
