@@ -109,10 +109,10 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
 
 
 def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothesis]]:
-    """The best hypotheses of each part, from a session where there are sessions for these settings."""
+    """The best hypotheses of each part, from a session if possible."""
     config, parts = task.config, task.parts
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-    if ensemble.sessions is not None and Sessions.support(config):
+    if ensemble.sessions is not None:
         found = ensemble.sessions.search([part.source for part in parts], config, prefixes, keys)
         if found is not None:
             return found

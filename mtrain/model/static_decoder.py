@@ -52,7 +52,7 @@ class StaticDecoder:
         embedding = model.target_embedding or model.source_embedding
         positions = None if self.positions is None else self.positions.index_select(0, position)
         x = model.embed(last.flatten(), Padded(last.numel(), 1), embedding, positions)
-        stream = _ResidualStream(x, self.model.product_dtype)
+        stream = _ResidualStream(x, self.model.low_weight.dtype)
         for layer, cache, memory in zip(model.decoder, self.caches, self.memories, strict=True):
             assert isinstance(layer, DecoderLayer)
             attention = layer.self_attention
