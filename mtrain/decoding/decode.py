@@ -130,6 +130,8 @@ def _possible(
     hypotheses: list[Hypothesis], models: Sequence[DecodingTransformer], config: DecodingConfig, part: Part
 ) -> list[Hypothesis]:
     """The hypotheses of a part that the constraints allow. Raises an error if there are none."""
+    if hypotheses and all(math.isfinite(h.log_prob) for h in hypotheses):
+        return hypotheses
     possible = [h for h in hypotheses if h.log_prob > -math.inf]
     min_length = config.min_length_offset or config.min_length_ratio
     constrained = bool(config.no_repeat_ngram or min_length or config.forbidden_ids)

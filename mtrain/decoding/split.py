@@ -21,10 +21,9 @@ log = logging.getLogger(__name__)
 LINE_BREAK = re.compile("(\r?\n)")
 
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
-# Lines that are read, sorted by length and translated before the next are read. Larger windows gain no speed,
-# except with many workers: they wait for each other at the end of a window, so each needs many batches of it.
+# Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
+# except with many workers; see `Workers.lines_needed`.
 WINDOW = 4096
-WINDOW_PER_WORKER = 2048  # lines
 FIRST_WINDOW = 256  # lines of the first window of a stream; full windows double, so output starts early
 WINDOW_CHARACTERS = 1_000_000  # maximum characters of `WINDOW` lines, so that long lines form smaller windows
 
@@ -146,21 +145,18 @@ class Splitter(NamedTuple):
         prefix_ids = self.tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
         split = self._split_lines([line.text for line in lines])
         parts: list[Part] = []
-        parts_of_text = Counter[int]()
-        first_line_of: dict[int, int] = {}
         for index, (line, (is_whole, of_line)) in enumerate(zip(lines, split, strict=True)):
             filled = list(filter(None, of_line))
-            parts_of_text[line.owner] += len(filled)
-            first_line_of.setdefault(line.owner, first + index)
             words: list[tuple[int, ...]] = [()] * len(filled)
             if alignments and filled:
                 words = self._words(line, is_whole, filled)
             for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
                 ids, key = [*line.tag, *part, self.tokenizer.special.eos], (first + index, number)
                 parts.append(Part(index, ids, prefix_ids[line.owner], key, of_part))
-        for owner, count in parts_of_text.items():
-            if prefix_ids[owner] and count > 1:
-                raise SplitPrefixError(first_line_of[owner], count)
+        owners = [line.owner for line in lines]
+        for owner, count in Counter(owners[part.line] for part in parts if part.prefix).items():
+            if count > 1:
+                raise SplitPrefixError(first + owners.index(owner), count)
         return parts
 
     def encode(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
@@ -171,10 +167,12 @@ class Splitter(NamedTuple):
         return [[*tag, *ids] for (tag, _), ids in zip(tagged, rows, strict=True)]
 
     def _lines_of(self, texts: Sequence[str], first: int) -> Iterator[_Line]:
-        lines = ((owner, line) for owner, text in enumerate(texts) for line in LINE_BREAK.split(text)[::2])
-        for number, (owner, whole) in enumerate(lines, first + 1):
-            tag, rest = self._tag_of(whole, number)
-            yield _Line(owner, whole, rest, tag)
+        number = first
+        for owner, text in enumerate(texts):
+            for whole in LINE_BREAK.split(text)[::2] if "\n" in text else [text]:
+                number += 1
+                tag, rest = self._tag_of(whole, number)
+                yield _Line(owner, whole, rest, tag)
 
     def _tag_of(self, text: str, number: int) -> tuple[list[int], str]:
         """The ids of the language tag of a line, by default `self.tag`, and the line without it."""

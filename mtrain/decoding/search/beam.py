@@ -1,7 +1,6 @@
 """Beam search, batched over sentences. Symbols in shapes: see `mtrain.model`."""
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -13,8 +12,7 @@ from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.kernels.precision import widest_float
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """One translation as target ids, without BOS and EOS."""
 
     ids: list[int]
