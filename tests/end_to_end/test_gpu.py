@@ -4,7 +4,6 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -137,11 +136,11 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     rows = [ids[kept].tolist() for ids, kept in zip(source, keep, strict=True)]
     results = [search(ensemble.models, source.cuda(), keep.cuda(), config)]
     results += [ensemble.sessions.search(rows, config) for _ in range(3)]  # without graphs, then with graphs
-    for found, (row, [other, *_]) in product(results, enumerate(exact)):
-        best = found[row][0]
-        [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])
-        assert best.log_prob == pytest.approx(log_prob, abs=tolerance * (len(best.ids) + 1))
-        assert best.ids == other.ids or precision != "fp32"
+    for found in results:
+        for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):
+            [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])
+            assert best.log_prob == pytest.approx(log_prob, abs=tolerance * (len(best.ids) + 1))
+            assert best.ids == other.ids or precision != "fp32"
     assert results[2] == results[3]
 
 

@@ -95,6 +95,9 @@ def _step(predictor: Predictor, last: Tensor, coverage: "_Coverage | None") -> T
 
 def pick(rows: Tensor, index: Tensor) -> Tensor:
     """rows (B, X, ..) indexed by index (B, Y) within each sentence: (B, Y, ..)."""
+    if rows.is_cuda:  # in one kernel
+        index = index.view(*index.shape, *[1] * (rows.dim() - 2))
+        return rows.gather(1, index.expand(-1, -1, *rows.shape[2:]))
     return rows[torch.arange(len(index), device=index.device)[:, None], index]
 
 

@@ -16,6 +16,7 @@ from mtrain.decoding.sessions.inputs import Batch, Inputs, Shape
 from mtrain.decoding.sessions.steps import Beam, Greedy
 from mtrain.device import copy_to_host_async
 from mtrain.graph_capture import CaptureError, GraphPool, Work
+from mtrain.kernels.decoding_step import Allowed
 from mtrain.kernels.triton.available import triton_works
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.static_decoder import StaticDecoder
@@ -126,7 +127,8 @@ class Session:
         decoders, position, config = self.decoders, self.position, self.config
         inputs, state = _first(self.inputs, sentences), _first(self.state, sentences)
         lengths = self.source_lengths[:sentences]
-        allowed = inputs.allowed(position, self.model_config.eos_id, self.forbidden)
+        prefixes = inputs.prefixes if self.shape.prefixed else None
+        allowed = Allowed(position, inputs.min_lengths, self.model_config.eos_id, self.forbidden, prefixes)
 
         def work() -> None:
             logits = [

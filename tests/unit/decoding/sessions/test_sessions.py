@@ -56,7 +56,7 @@ class Case:
         self.models = models
         self.source, self.keep = sentences(models[0].transformer, list(lengths))
         self.rows = [row[keep].tolist() for row, keep in zip(self.source, self.keep, strict=True)]
-        self.prefixes = [[5, 7, 4, 9][: n % 5] for n in range(len(lengths))] if prefixed else None
+        self.prefixes = [[5, 7, 4, 8][: n % 5] for n in range(len(lengths))] if prefixed else None
         self.keys = [(n, 0) for n in range(len(lengths))]
 
     def expected(self, **settings: Any) -> Found:
