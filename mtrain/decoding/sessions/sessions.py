@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _SMALLEST_SOURCE = 16  # tokens
 SHRINK_FROM = 128  # rows; a step with fewer takes about as long as one with half of them
-# Settings that every batch brings along: they do not freeze in a graph.
+# Settings that no graph depends on: the inputs of a batch contain their effect, or search does not use them.
 _OF_BATCHES = {"seed", "max_length_ratio", "max_length_offset", "min_length_ratio", "min_length_offset"}
 _OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", "workers"}
 
