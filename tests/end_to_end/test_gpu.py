@@ -133,11 +133,15 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     on_gpu = copy.deepcopy(model).float()
     on_gpu.embed.make_positions()
     ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)
-    found = search(ensemble.models, source.cuda(), keep.cuda(), config)
-    for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):
-        [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])
-        assert best.log_prob == pytest.approx(log_prob, abs=tolerance * (len(best.ids) + 1))
-        assert best.ids == other.ids or precision != "fp32"
+    rows = [ids[kept].tolist() for ids, kept in zip(source, keep, strict=True)]
+    results = [search(ensemble.models, source.cuda(), keep.cuda(), config)]
+    results += [ensemble.sessions.search(rows, config) for _ in range(3)]  # without graphs, then with graphs
+    for found in results:
+        for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):
+            [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])
+            assert best.log_prob == pytest.approx(log_prob, abs=tolerance * (len(best.ids) + 1))
+            assert best.ids == other.ids or precision != "fp32"
+    assert results[2] == results[3]
 
 
 @pytest.mark.skipif(not distributed.is_nccl_available(), reason="needs NCCL")

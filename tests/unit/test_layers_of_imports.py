@@ -17,6 +17,7 @@ ORDER = [
     ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals", "templates"],
     ["paths", "progress_bar", "version"],
     ["device", "worker_messages"],
+    ["graph_capture"],
     ["processes"],
     ["distributed"],
     ["config", "storage"],
@@ -44,7 +45,7 @@ INSIDE = {
     ],
     "training": [["step"], ["setup", "validation"], ["records"], [""]],
     "config": [["language_names", "section"], ["languages"], ["sections"], [""]],
-    "decoding": [["batches"], ["search"], [""], ["scoring"]],
+    "decoding": [["batches"], ["search"], ["sessions"], [""], ["scoring"]],
     "cli": [["console"], ["translate"], ["evaluate", "init"], [""]],
 }
 
