@@ -198,8 +198,7 @@ class Learner:
     def loss(self, model: AnyModel, batch: Batch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
         if self.dropout_key is not None:
-            # From the generator of the CPU, whose state checkpoints have. This does not wait for the device.
-            self.dropout_key.fill_(int(torch.randint(-(2**31), 2**31, ())))
+            self.dropout_key.fill_(self.draw_dropout_key())  # does not wait for the device
         moved = batch.to(self.device)
         inputs = [moved.source, moved.source_keep, moved.target_in]
         smoothing = self.training.label_smoothing
@@ -209,6 +208,10 @@ class Learner:
             assert isinstance(model, Transformer)
             hidden = model(*(part.repeat(2, 1) for part in inputs))  # two passes with different dropout
             return r_drop_loss(hidden, *model.projection(), moved.labels, smoothing, self.r_drop)
+
+    def draw_dropout_key(self) -> int:
+        """An int32 number from the generator of the CPU, whose state checkpoints have."""
+        return int(torch.randint(-(2**31), 2**31, ()))
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""
