@@ -70,6 +70,10 @@ class Learner:
         if self.compiles:
             self._compile()
         self.pool = thread_pool(workers)
+        self.dropout_key = None  # of the current micro-batch
+        if self.device.type == "cuda":
+            self.dropout_key = torch.zeros(1, dtype=torch.int32, device=self.device)
+            Dropout.use_key(model, self.dropout_key)
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
         self.updates = 0  # number of updates of the weights that were begun
@@ -194,6 +198,9 @@ class Learner:
 
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
+        if self.dropout_key is not None:
+            # From the generator of the CPU, whose state checkpoints have. This does not wait for the device.
+            self.dropout_key.fill_(int(torch.randint(-(2**31), 2**31, ())))
         moved = batch.to(self.device)
         inputs, labels, smoothing = moved.inputs(), moved.labels, self.training.label_smoothing
         with autocast(self.device, self.precision):
