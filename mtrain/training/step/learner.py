@@ -199,8 +199,7 @@ class Learner:
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
         if self.dropout_key is not None:
-            # From the generator of the CPU, whose state checkpoints have. This does not wait for the device.
-            self.dropout_key.fill_(int(torch.randint(-(2**31), 2**31, ())))
+            self.dropout_key.fill_(self.draw_dropout_key())  # does not wait for the device
         moved = batch.to(self.device)
         inputs, labels, smoothing = moved.inputs(), moved.labels, self.training.label_smoothing
         with autocast(self.device, self.precision):
@@ -209,6 +208,10 @@ class Learner:
             assert isinstance(model, Transformer)
             hidden = model(*inputs.twice())  # two passes with different dropout
             return r_drop_loss(hidden, *model.projection(), labels, smoothing, self.r_drop)
+
+    def draw_dropout_key(self) -> int:
+        """An int32 number from the generator of the CPU, whose state checkpoints have."""
+        return int(torch.randint(-(2**31), 2**31, ()))
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""
