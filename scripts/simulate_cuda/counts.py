@@ -26,7 +26,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch
+from mtrain.data.epochs.packed_batch import PackedBatch
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
@@ -99,8 +99,9 @@ def _learner(model: Transformer, precision: str) -> Learner:
 def count_training(preset: str, precision: str, tokens: int) -> Counts:
     """Count the operations and copies of a training step with `tokens` target tokens in one micro-batch, and
     the waits of a step of a small model."""
+    batch = PackedBatch.of_size(tokens // LENGTH, LENGTH)
     with _without_data():
-        learner, batch = _learner(_model(preset), precision), Batch.of_size(tokens // LENGTH, LENGTH)
+        learner = _learner(_model(preset), precision)
         learner.draw_dropout_key = lambda: 0  # type: ignore[method-assign]  # fake tensors have no values
         for parameter in learner.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -115,7 +116,7 @@ def count_training(preset: str, precision: str, tokens: int) -> Counts:
 @functools.cache
 def _waits_of_training(preset: str, precision: str) -> Counter[str]:
     learner = _learner(_model(preset, **NARROW), precision)
-    batches = [Batch.of_size(pairs, length).pinned() for pairs, length in ((7, 20), (5, 9))]
+    batches = [PackedBatch.of_size(pairs, length).pinned() for pairs, length in ((7, 20), (5, 9))]
     learner.step(batches, 185, 1e-3)
     with recording() as events:
         learner.step(batches, 185, 1e-3)
