@@ -20,6 +20,7 @@ from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.interop.formats import describe_exports
+from mtrain.kernels.reproducible import reproducible
 from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
@@ -106,7 +107,7 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     config = trainer.config.training
     rate = learning_rate(number, config, trainer.total_steps)
     trainer.learner.r_drop = r_drop_weight(number, config)
-    with trainer.ranks.watched():
+    with trainer.ranks.watched(), reproducible(trainer.ranks.device):
         metrics = trainer.learner.step(step.batches, step.tokens, rate)
     state.step = number
     state.target_tokens_seen += step.tokens
@@ -252,7 +253,8 @@ def _dry_run(trainer: Trainer, window: Window) -> None:
     batches = largest_batches(trainer.loader, window)
     count = int(trainer.ranks.all_reduce_max(len(batches))[0])
     for batch in [*batches, *[Batch.without_pairs()] * (count - len(batches))]:
-        trainer.learner.dry_run(batch)
+        with reproducible(trainer.ranks.device):
+            trainer.learner.dry_run(batch)
     trainer.ranks.barrier()
 
 

@@ -58,7 +58,7 @@ class Trainer:
         self.loader = Loader(self.planner, run.tokenizer, ranks.device)
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
         if run.checkpoint:
-            log_changes(state, self.arithmetic, ranks)
+            log_changes(state, self.arithmetic, self.learner, ranks)
         # The state keeps the steps of the first epoch, so that a resumed run has the same learning rates.
         length, stages = state.steps_in_first_epoch, config.data.stages
         if length is None and training.max_epochs is not None and stages is None:
