@@ -148,7 +148,7 @@ class _Planner:
                 raise MemoryError
             return speed
 
-        workload = make_workload(config, self.lengths, self._speed, speed)
+        workload = make_workload(config, self.lengths, self._speed, speed, self.hardware.on_cpu)
         try:
             completed, choices = choose_values(config, workload)
         except MemoryError:  # not even the smallest model fits, as the plan will say
