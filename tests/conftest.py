@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.support.comet",
     "tests.support.configs",
     "tests.support.encoding",
+    "tests.support.faults.saves",
     "tests.support.models",
     "tests.support.significance",
     "tests.support.tokenizers",

@@ -33,18 +33,12 @@ from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation
 from tests.support.faults.processes import run_in_child, start, wait, wait_until
 from tests.support.faults.runs import contents_of
-from tests.support.faults.saves import Killed, fail_writes, no_space
+from tests.support.faults.saves import Killed, fail_writes, no_space, save_in_background
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, with_bleu
 
 
-@pytest.fixture(params=["at once", "in the background"])
-def written(request, monkeypatch):
-    """Checkpoints as they are written on a CPU and on a GPU."""
-    monkeypatch.setattr("mtrain.training.trainer.saves_in_background", lambda _: request.param != "at once")
-
-
 @pytest.fixture
-def killed_saves(make_config, written):
+def killed_saves(make_config, saving):
     """Kill a save at each of its file operations in turn.
 
     Yields the run after each kill, and the files that the old and the new checkpoint should have.
@@ -131,9 +125,7 @@ def failing():
 # The runs of `make_config` save at step 4 and at step 8, which is the last.
 
 
-def test_02_a_full_disk_keeps_the_old_checkpoint_and_training_continues(
-    make_config, failing, caplog, written
-):
+def test_02_a_full_disk_keeps_the_old_checkpoint_and_training_continues(make_config, failing, caplog, saving):
     config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
     attempts = failing([2, 3, 4, 5])  # the second and third checkpoint, each tried twice
     run = fit_on_cpu(config)
@@ -144,7 +136,7 @@ def test_02_a_full_disk_keeps_the_old_checkpoint_and_training_continues(
     assert not list((run / "checkpoints").glob(".*"))
 
 
-def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config, written):
+def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config, saving):
     config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
     fail, _ = fail_writes("model.safetensors", range(2, 99))
     with on_file_operation(fail), pytest.raises(StorageError, match="No space left on device; 0 MiB needed"):
@@ -163,7 +155,7 @@ def test_training_continues_while_a_checkpoint_is_written(make_config, monkeypat
         "training": {"checkpoint_every": 2, "validate_every": 8, "keep_checkpoints": 9},
     }
     expected = contents_of(fit_on_cpu(make_config("expected", **recipe)) / "checkpoints/step-00000002")
-    monkeypatch.setattr("mtrain.training.trainer.saves_in_background", lambda _: True)
+    save_in_background(monkeypatch)
     real, stepped, waited = loop.train_step, threading.Event(), []
 
     def delay(operation: Operation) -> None:
@@ -188,7 +180,7 @@ def test_training_continues_while_a_checkpoint_is_written(make_config, monkeypat
 
 
 def test_a_run_that_fails_ends_after_the_checkpoint_that_is_being_written(make_config, monkeypatch):
-    monkeypatch.setattr("mtrain.training.trainer.saves_in_background", lambda _: True)
+    save_in_background(monkeypatch)
     real = loop.train_step
 
     def fail(trainer: Trainer, step: StepInput) -> StepMetrics:
