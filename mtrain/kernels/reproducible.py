@@ -48,7 +48,7 @@ def can_reproduce(device: torch.device) -> bool:
     x = torch.ones(8, 8, device=device)
     try:
         with _deterministic_mode():
-            x @ x  # PyTorch refuses it if the workspaces are not fixed
+            x @ x  # some versions of PyTorch refuse it if the workspaces are not fixed
     except RuntimeError:
         return False
     return True
