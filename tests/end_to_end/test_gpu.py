@@ -221,7 +221,7 @@ def test_a_run_with_every_dropout_trains_in_bf16_and_resumes(make_config, caplog
     assert history[-1][0] == 40 and history[-1][3] < history[0][3]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_run_killed_between_checkpoints_resumes_to_the_same_weights(
     make_config, monkeypatch, caplog, precision
 ):
@@ -230,12 +230,13 @@ def test_a_run_killed_between_checkpoints_resumes_to_the_same_weights(
     real = loop.train_step
 
     def die(trainer: Trainer, step: StepInput) -> StepMetrics:
-        if trainer.state.step == 11:
+        if trainer.state.step == 5:
             raise Killed
         return real(trainer, step)
 
     model = {"dropout": 0.1, "attention_dropout": 0.1, "positions": "learned"}
-    recipe = {"precision": precision, "batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 20}
+    recipe = {"precision": precision, "batch_tokens": 128, "micro_batch_tokens": 64}
+    recipe |= {"max_steps": 7, "checkpoint_every": 3, "validate_every": 7}
     config = make_config("whole", model=model, training=recipe)
     fit(config, device="cuda")
     killed = make_config("killed", model=model, training=recipe)
