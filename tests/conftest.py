@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from mtrain.device import keep_freed_memory
+from mtrain.kernels.reproducible import fix_workspaces
 
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = [
@@ -16,6 +17,7 @@ pytest_plugins = [
     "tests.support.comet",
     "tests.support.configs",
     "tests.support.encoding",
+    "tests.support.faults.saves",
     "tests.support.models",
     "tests.support.significance",
     "tests.support.tokenizers",
@@ -31,6 +33,7 @@ def skip_sync(descriptor: int) -> None:
 os.fsync = skip_sync
 torch.set_num_threads(1)  # sums over threads differ in the last bit
 keep_freed_memory()  # as the commands do; otherwise page faults take a fifth of the time
+fix_workspaces()  # as `fit` does, before any test computes on a GPU
 settings.register_profile("mtrain", deadline=None, derandomize=True)  # the same examples in every run
 settings.load_profile("mtrain")
 

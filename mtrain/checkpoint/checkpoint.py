@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,18 +75,21 @@ def collect_tensors(
     return CheckpointTensors(gather(model.state_dict()), gather(moments), gather(average))
 
 
+def describe_random_states(device: torch.device) -> dict[str, str]:
+    """`TrainState.rng`: the current states of the random generators of the CPU and of a device."""
+    return {kind: values.numpy().tobytes().hex() for kind, values in random_states(device).items()}
+
+
 def save_checkpoint(
-    run_dir: Path, tensors: CheckpointTensors, device: torch.device, state: TrainState, keep: int, every: int
+    run_dir: Path, tensors: CheckpointTensors, state: TrainState, keep: int, every: int
 ) -> None:
     """Write `checkpoints/step-NNNNNNNN` and update the index, then prune older checkpoints.
 
     The best checkpoint, the newest `keep`, and the newest `keep` at multiples of `every` steps are kept, so
-    that frequent interruptions never remove the latter. The states of the random generators are saved, too,
-    that of `device` included. Raises StorageError stating the required and the free space; the older
-    checkpoints are then kept.
+    that frequent interruptions never remove the latter. Raises StorageError stating the required and the free
+    space; the older checkpoints are then kept.
     """
-    rng = {kind: values.numpy().tobytes().hex() for kind, values in random_states(device).items()}
-    contents = replace(state, rng=rng).to_json()
+    contents = state.to_json()
 
     def fill(folder: Path) -> None:
         save_file(tensors.weights, folder / "model.safetensors")

@@ -13,8 +13,6 @@ from mtrain.config.sections.presets import SIZES
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
 TOKENS_PER_PARAMETER = 10  # embeddings excluded; see docs/recipes.md, and Hoffmann et al. 2022, section 3: 20
-VALIDATION_SHARE = 0.05  # of the training time
-VALIDATION_COST = 2  # time to decode a token by greedy search, and to score it, relative to training on it
 BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
 VALIDATIONS = (3, 20)  # minimum and maximum number
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
@@ -35,6 +33,29 @@ AUTOMATIC = (
     "tokenizer.vocab_size",
     *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
     *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
+)
+
+
+class Device(NamedTuple):
+    """What the recipe assumes of a kind of device."""
+
+    batch_rules: tuple[tuple[float, float], ...]  # see `choose_batch`
+    largest_batch: int
+    validation_share: float  # of the training time
+    validation_cost: (
+        float  # time to decode a token by greedy search, and score it, relative to training on it
+    )
+    validation_seconds: float  # of each validation besides: to prepare it, for metrics, and to publish
+
+
+# Tatoeba, 10 million tokens: 1,024; docs/recipes.md has the runs. Multi30k, 10 million: 2,048 is 1.0 BLEU
+# better than 4,096. WMT14, 2.5 billion: 25,000 in Vaswani et al. (2017).
+CPU = Device(((0.4, 1 / 2),), 32_768, validation_share=0.05, validation_cost=2, validation_seconds=0)
+# Up to 100 million tokens (4,096) the same batches, then larger ones, which a GPU computes faster: an H200
+# trained `base` 1.4 times as fast with 25,000 as with 4,096 tokens. WMT14: 32,768. Costs of a validation are
+# assumed: decoding is slower than training, and the time to write files counts.
+GPU = Device(
+    (*CPU.batch_rules, (0.019, 2 / 3)), 65_536, validation_share=0.1, validation_cost=4, validation_seconds=4
 )
 ENDLESS = 10**12  # larger limits on steps and epochs count as this one
 # Keys that mtrain may choose even if the config gives them as null.
@@ -82,10 +103,11 @@ class Budget(NamedTuple):
     batch_tokens: int | None
     least_batch: int = 0  # tokens of the longest pair, which must fit in a batch
     validation_beam_size: int = 1
+    device: Device = CPU
 
     @classmethod
-    def of(cls, config: Config) -> "Budget":
-        """The budget of a config."""
+    def of(cls, config: Config, device: Device = CPU) -> "Budget":
+        """The budget of a config, for training on a kind of device."""
         training = config.training
         return cls(
             steps=training.max_steps and min(training.max_steps, ENDLESS),
@@ -94,6 +116,7 @@ class Budget(NamedTuple):
             batch_tokens=training.batch_tokens if "batch_tokens" in training.model_fields_set else None,
             least_batch=config.data.max_length,
             validation_beam_size=training.validation_beam_size,
+            device=device,
         )
 
     @property
@@ -105,8 +128,9 @@ class Budget(NamedTuple):
         """What limits a run at `speed` target tokens/s."""
         limits: list[Limit] = []
         if self.steps is not None:
-            steady = _power_of_two(0.16 * self.steps)  # the solution of b = 0.4 * sqrt(steps * b)
-            batch = min(steady, choose_batch(useful_tokens(size)))
+            batch = min(
+                _steady_batch(self.steps, self.device), choose_batch(useful_tokens(size), self.device)
+            )
             batch = self.batch_tokens or max(batch, self.least_batch)
             limits.append(Limit(self.steps * batch, f"{self.steps:,} steps"))
         if self.epochs is not None:
@@ -115,8 +139,8 @@ class Budget(NamedTuple):
             limits.append(Limit(useful_tokens(size), f"{useful_epochs(size.pairs):.0f} useful epochs"))
         if self.minutes is not None:
             allowed = self.minutes * 60 * speed
-            validation = self.validations(allowed, size) * self._validation_cost * size.validation_tokens
-            tokens = max(allowed - validation, allowed / 2)
+            validation = self._validation_cost(size.validation_tokens, speed)
+            tokens = max(allowed - self.validations(allowed, size, speed) * validation, allowed / 2)
             limits.append(Limit(tokens, f"{self.minutes:g} minutes", is_time=True))
         return min(limits)
 
@@ -124,16 +148,17 @@ class Budget(NamedTuple):
         """`training.batch_tokens`: as given, or chosen. That of a run that is longer than is useful suits the
         useful part, because it may end early."""
         tokens = min(self.limit(size, speed).tokens, useful_tokens(size))
-        return self.batch_tokens or max(choose_batch(tokens), self.least_batch)
+        return self.batch_tokens or max(choose_batch(tokens, self.device), self.least_batch)
 
-    def validations(self, tokens: float, size: CorpusSize) -> int:
-        """The number of validations of a run that trains on `tokens` target tokens."""
-        cost = self._validation_cost * max(size.validation_tokens, 1)
-        return round(min(max(VALIDATION_SHARE * tokens / cost, VALIDATIONS[0]), VALIDATIONS[1]))
+    def validations(self, tokens: float, size: CorpusSize, speed: float) -> int:
+        """The number of validations of a run that trains on `tokens` target tokens at `speed` tokens/s."""
+        cost = self._validation_cost(max(size.validation_tokens, 1), speed)
+        return round(min(max(self.device.validation_share * tokens / cost, VALIDATIONS[0]), VALIDATIONS[1]))
 
-    @property
-    def _validation_cost(self) -> float:
-        return VALIDATION_COST * (1 + BEAM_COST * (self.validation_beam_size - 1))
+    def _validation_cost(self, tokens: int, speed: float) -> float:
+        """How many target tokens training takes in the time of a validation on `tokens` target tokens."""
+        decoding = self.device.validation_cost * (1 + BEAM_COST * (self.validation_beam_size - 1))
+        return decoding * tokens + self.device.validation_seconds * speed
 
 
 def choose_vocab_size(pairs: int, tokens: float) -> int:
@@ -174,18 +199,20 @@ def suffices(tokens: float, sizes: Mapping[str, int]) -> bool:
     return tokens >= TOKENS_PER_PARAMETER * parameters(sizes)
 
 
-def choose_batch(tokens: float) -> int:
+def choose_batch(tokens: float, device: Device = CPU) -> int:
     """`training.batch_tokens` of a run on `tokens` target tokens in all: a power of two near 0.4 of their
-    square root.
-
-    Tatoeba, 10 million tokens: 1,024; docs/recipes.md has the runs. Multi30k, 10 million: 2,048 is 1.0 BLEU
-    better than 4,096. WMT14, 2.5 billion: 25,000 in Vaswani et al. (2017).
-    """
-    return _power_of_two(0.4 * math.sqrt(tokens))
+    square root, or on a GPU near 0.019 of the cube root of their square, if that is more."""
+    return _power_of_two(max(factor * tokens**power for factor, power in device.batch_rules), device)
 
 
-def _power_of_two(number: float) -> int:
-    return min(max(1 << round(math.log2(max(number, 1))), 1024), 32768)
+def _steady_batch(steps: int, device: Device) -> int:
+    """The batch b of a run of some steps that is `choose_batch` of its tokens, steps * b."""
+    solutions = ((factor * steps**power) ** (1 / (1 - power)) for factor, power in device.batch_rules)
+    return _power_of_two(max(solutions), device)
+
+
+def _power_of_two(number: float, device: Device) -> int:
+    return min(max(1 << round(math.log2(max(number, 1))), 1024), device.largest_batch)
 
 
 def peak_rate(width: int) -> float:
@@ -215,18 +242,18 @@ def dropout(epochs: float) -> float:
 
 
 def choose_training(
-    size: CorpusSize, budget: Budget, limit: Limit, batch: int, steps: int, width: int
+    size: CorpusSize, budget: Budget, limit: Limit, batch: int, steps: int, width: int, speed: float
 ) -> list[Choice]:
     """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
 
-    The run has `steps` steps of `batch` padded tokens.
+    The run has `steps` steps of `batch` padded tokens, at `speed` target tokens/s.
     """
     tokens = limit.tokens
     epochs = tokens / size.epoch_tokens
     # A longer run ends early if validation does not improve, so warm-up and validations suit the useful part.
     useful = min(tokens, useful_tokens(size))
     useful_steps = max(1, round(steps * useful / tokens))
-    interval = math.ceil(useful_steps / budget.validations(useful, size))
+    interval = math.ceil(useful_steps / budget.validations(useful, size, speed))
     choices = [
         Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),

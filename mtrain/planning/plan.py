@@ -35,6 +35,7 @@ from mtrain.device import (
     resolve_precision,
 )
 from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.planning.cost import FP32, TrainingDevice
 from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
@@ -150,7 +151,7 @@ class _Planner:
                 raise MemoryError
             return speed
 
-        workload = make_workload(config, self.lengths, self._speed, speed)
+        workload = make_workload(config, self.lengths, self._speed, speed, self.hardware.on_cpu)
         try:
             completed, choices = choose_values(config, workload)
         except MemoryError:  # not even the smallest model fits, as the plan will say
@@ -236,6 +237,7 @@ class _Planner:
         log.info("timing some training steps")
         architecture, device = alone.architecture, self._own_device()
         let_cuda_memory_grow()  # like the next lines, as in `fit`, so that steps take as long
+        fix_workspaces()
         make_current(device)
         keep_freed_memory()
         limit_onednn_cache()

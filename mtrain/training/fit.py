@@ -13,6 +13,7 @@ from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.interop.formats import require_exports
+from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare_run import open_prepared_run, prepare_run, require_metrics
@@ -34,6 +35,7 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
     """
     require_torchrun_in_slurm()
     let_cuda_memory_grow()
+    fix_workspaces()
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
         ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})

@@ -20,6 +20,7 @@ from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.interop.formats import describe_exports
+from mtrain.kernels.reproducible import reproducible
 from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
@@ -40,7 +41,7 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
     try:
         _dry_run(trainer, window)
         trainer.progress.start()
-        with trainer.progress.bar, closing(trainer.progress):
+        with trainer.progress.bar, closing(trainer.progress), closing(trainer.saver):
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
                 trainer.selection.score_initial_model()
             _take_steps(trainer, stop)
@@ -79,10 +80,12 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             if not trainer.learner.compiles:
                 trainer.ranks.expect_steps()
             reason = _record_step(trainer)
+            trainer.saver.raise_failure()
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
             if state.validation_due and not stopped:  # a stopped run validates when it is resumed
-                trainer.selection.validate(trainer.saver.is_saved, last=reason is not None)
+                trainer.selection.validate(trainer.saver.is_written, last=reason is not None)
+                trainer.saver.settle()
                 reason = reason or _finish_if_limit_reached(trainer)
                 trainer.average.discard()
                 if trainer.saver.is_saved:
@@ -106,7 +109,7 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     config = trainer.config.training
     rate = learning_rate(number, config, trainer.total_steps)
     trainer.learner.r_drop = r_drop_weight(number, config)
-    with trainer.ranks.watched():
+    with trainer.ranks.watched(), reproducible(trainer.ranks.device):
         metrics = trainer.learner.step(step.batches, step.tokens, rate)
     state.step = number
     state.target_tokens_seen += step.tokens
@@ -168,7 +171,7 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
         state.validation_due |= state.validations_without_improvement == 0
         trainer.saver.save(last=True)
     if state.validation_due:
-        trainer.selection.validate(trainer.saver.is_saved, last=True)
+        trainer.selection.validate(trainer.saver.is_written, last=True)
     else:
         trainer.selection.publish(last=True)
     return reason
@@ -201,7 +204,7 @@ def _validate_checkpoint(trainer: Trainer, last: bool) -> None:
         _begin(trainer)
         trainer.progress.start()
         with closing(trainer.progress):
-            trainer.selection.validate(saved=True, last=last)
+            trainer.selection.validate(lambda: True, last=last)
 
 
 def _begin(trainer: Trainer) -> None:
@@ -252,8 +255,9 @@ def _dry_run(trainer: Trainer, window: Window) -> None:
     batches = largest_batches(trainer.loader, window)
     count = int(trainer.ranks.all_reduce_max(len(batches))[0])
     empty = batch_type(trainer.ranks.device).without_pairs()
-    for batch in [*batches, *[empty] * (count - len(batches))]:
-        trainer.learner.dry_run(batch)
+    with reproducible(trainer.ranks.device):
+        for batch in [*batches, *[empty] * (count - len(batches))]:
+            trainer.learner.dry_run(batch)
     trainer.ranks.barrier()
 
 

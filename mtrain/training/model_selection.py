@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -82,10 +82,11 @@ class ModelSelection:
         if state.initial_score is not None:
             state.initial_scores.setdefault(metric, abs(state.initial_score))
 
-    def validate(self, saved: bool, last: bool = False) -> None:
+    def validate(self, saved: Callable[[], bool], last: bool = False) -> None:
         """Validate the weights or their average, if a validation is due, and publish the best weights so far.
 
-        `saved` says whether a checkpoint has the weights; weights without one never become the best.
+        `saved` says whether a checkpoint has the weights; weights without one never become the best. It is
+        called once the weights are scored, and may wait for the checkpoint.
         A failure does not end training: it is logged, and the next validation tries again. The `last`
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
@@ -194,7 +195,7 @@ class ModelSelection:
             return True
         return False
 
-    def _validate_if_due(self, saved: bool) -> bool:
+    def _validate_if_due(self, saved: Callable[[], bool]) -> bool:
         """Score the weights if a validation is due, and record the outcome on disk and in the state. Returns
         whether this has succeeded."""
         if not self.state.validation_due:  # only publishing has failed
@@ -204,7 +205,7 @@ class ModelSelection:
                 scores = self.scores_of(model)
                 with self.ranks.agreed():
                     if scores is not None:
-                        self._record(scores, self._compare(scores, model, saved))
+                        self._record(scores, self._compare(scores, model, saved()))
             self._share_outcome()
             return True
         return False

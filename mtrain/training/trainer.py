@@ -19,7 +19,7 @@ from mtrain.runs.limits import allowed_steps, limit_reached
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.records.progress import Progress
-from mtrain.training.records.saver import Saver
+from mtrain.training.records.saver import Saver, saves_in_background
 from mtrain.training.setup.micro_batch import agree_on_micro_batches
 from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
@@ -58,7 +58,7 @@ class Trainer:
         self.loader = Loader(self.planner, run.tokenizer, ranks.device)
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
         if run.checkpoint:
-            log_changes(state, self.arithmetic, ranks)
+            log_changes(state, self.arithmetic, self.learner, ranks)
         # The state keeps the steps of the first epoch, so that a resumed run has the same learning rates.
         length, stages = state.steps_in_first_epoch, config.data.stages
         if length is None and training.max_epochs is not None and stages is None:
@@ -70,7 +70,8 @@ class Trainer:
             self.run_dir, self.state, self.total_steps, precision, ranks.is_first, classifies
         )
         self.selection = ModelSelection(run, self.state, self.progress, self.average, ranks)
-        self.saver = Saver(config, self.state, self.learner, self.average, self.progress, ranks)
+        background = saves_in_background(self.learner)
+        self.saver = Saver(config, self.state, self.learner, self.average, self.progress, ranks, background)
         if run.checkpoint:
             self.saver.saved_step = self.state.step
         self.unrecorded: StepInput | None = None  # the last step, until it is logged

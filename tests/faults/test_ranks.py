@@ -68,7 +68,7 @@ def run(whole, tmp_path) -> Path:
     return copy_prepared(whole, tmp_path / "run")
 
 
-def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(run, tmp_path):
+def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(run, tmp_path, saving):
     """A failed save is tried again at the next checkpoint; that of the last step is not."""
 
     def work() -> None:
@@ -84,7 +84,9 @@ def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(run, 
 
 
 @pytest.mark.slow
-def test_02_if_the_patience_ends_the_run_all_ranks_repeat_the_save_that_failed(run, tmp_path, monkeypatch):
+def test_02_if_the_patience_ends_the_run_all_ranks_repeat_the_save_that_failed(
+    run, tmp_path, monkeypatch, saving
+):
     scores = (Scores(nll, 3, 20, 20, {}) for nll in (1.0, 2.0))
     monkeypatch.setattr(ModelSelection, "scores_of", lambda *_: next(scores))
 

@@ -1,16 +1,27 @@
-"""Saves the checkpoints of a run, and tries again if that fails."""
+"""Saves the checkpoints of a run, and tries again if that fails.
+
+Where steps are short compared to writing a file, on a GPU, a thread writes a copy of the tensors while
+training continues. A checkpoint counts once it is complete on disk: `Saver.settle` waits for it.
+"""
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mtrain.checkpoint.checkpoint import CheckpointTensors, collect_tensors, save_checkpoint
+from mtrain.checkpoint.checkpoint import (
+    CheckpointTensors,
+    collect_tensors,
+    describe_random_states,
+    save_checkpoint,
+)
+from mtrain.checkpoint.host_copy import HostCopy
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import StorageError
+from mtrain.errors import StorageError, is_out_of_memory
 from mtrain.training.records.progress import Progress
 from mtrain.training.step.arithmetic import describe_arithmetic
 from mtrain.training.step.average import WeightAverage
@@ -19,6 +30,13 @@ from mtrain.training.step.learner import Learner
 log = logging.getLogger(__name__)
 
 MAX_FAILED_SAVES = 3  # in a row, each tried twice; training then stops, because more work would be lost
+
+
+def saves_in_background(learner: Learner) -> bool:
+    """Whether checkpoints are written while training continues: on a CUDA device, unless its weights are
+    divided among ranks (FSDP): these are gathered in host memory, and a copy would need as much again. On a
+    CPU, the thread would compete with training for its cores."""
+    return learner.device.type == "cuda" and not learner.shares_weights
 
 
 @dataclass
@@ -31,22 +49,33 @@ class Saver:
     average: WeightAverage
     progress: Progress
     ranks: Ranks
+    in_background: bool = False  # whether a thread writes while training continues
     saved_step: int | None = None  # of the last checkpoint that was written
     failures: int = 0  # in a row
+    _copy: HostCopy = field(default_factory=HostCopy)
+    _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
+    _writing: Future[None] | None = None  # until `settle`
 
     @property
     def is_saved(self) -> bool:
-        """Whether there is a checkpoint of the current step."""
+        """Whether there is a checkpoint of the current step. After `save`, call `settle` first."""
         return self.saved_step == self.state.step
+
+    def is_written(self) -> bool:
+        """Wait for the thread; whether there is a checkpoint of the current step. Only rank 0 knows."""
+        if self._writing is not None:
+            wait([self._writing])
+        return self.is_saved
 
     def save(self, last: bool, alone: bool = False) -> None:
         """Save a checkpoint. All ranks call this together, and rank 0 writes. If an error or a signal ends
         the run between steps, rank 0 calls it `alone`. A failed save is repeated at once, then at the next
-        checkpoint.
+        checkpoint. The `last` one is complete on return; others may be in the background until `settle`.
 
         Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
         """
         ranks = Ranks(self.ranks.device) if alone else self.ranks
+        self.settle(ranks)  # the last checkpoint may be averaged, and its copy is overwritten
         self.progress.read_pending()
         learner = self.learner
         with ranks.watched():
@@ -56,13 +85,40 @@ class Saver:
             tensors = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
         ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
         if ranks.is_first:
-            self._write(tensors, last)
-        self.saved_step = ranks.broadcast(self.saved_step)
+            self._start_writing(tensors, last)
+        if last:
+            self.settle(ranks)
+        if not self.in_background:
+            self.saved_step = ranks.broadcast(self.saved_step)
+
+    def settle(self, ranks: Ranks | None = None) -> None:
+        """Wait for the thread, and let all ranks know whether the checkpoint is complete. All of `ranks` (by
+        default, all ranks) call this together. Raises StorageError as `save` does, if the thread has."""
+        if self.in_background:
+            self._finish_writing()
+            self.saved_step = (ranks or self.ranks).broadcast(self.saved_step)
+
+    def raise_failure(self) -> None:
+        """Raise StorageError if the thread has ended with it. Training need not wait for `settle` then."""
+        if self._writing is not None and self._writing.done():
+            self._finish_writing()
+
+    def _finish_writing(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for the thread when training ends. An error that nothing else has noticed is logged."""
+        if self._writing is not None and (error := self._writing.exception()):
+            log.warning("%s", error)
+        self._writing = None
+        self._writer.shutdown()
 
     def can_save_alone(self) -> bool:
         """Whether there are steps to save, and this process can save them without the other ranks. A warning
         says why not."""
-        if not self.ranks.is_first or not self.state.step or self.is_saved:
+        if not self.ranks.is_first or not self.state.step or self.is_written():
             return False
         if self.learner.shares_weights:
             log.warning("cannot save: the other ranks have parts of the weights")
@@ -72,16 +128,30 @@ class Saver:
             return False
         return True
 
-    def _write(self, tensors: CheckpointTensors, last: bool) -> None:
-        run_dir, device = Path(self.config.run_dir), self.ranks.device
-        kept, every = self.config.training.keep_checkpoints, self.config.training.checkpoint_every
+    def _start_writing(self, tensors: CheckpointTensors, last: bool) -> None:
+        """Write a checkpoint in the background, or now if this is the last one or memory is short."""
         state = self._complete_state()
+        if self.in_background and not last:
+            try:
+                copy = self._copy.take(tensors)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            else:
+                self._writing = self._writer.submit(self._write, copy, state, last)
+                return
+        self._write(tensors, state, last)
+
+    def _write(self, tensors: CheckpointTensors, state: TrainState, last: bool) -> None:
+        run_dir, training = Path(self.config.run_dir), self.config.training
+        kept, every = training.keep_checkpoints, training.checkpoint_every
+        self._copy.wait()
         try:
             try:
-                save_checkpoint(run_dir, tensors, device, state, kept, every)
+                save_checkpoint(run_dir, tensors, state, kept, every)
             except StorageError as error:
                 log.warning("%s; trying again", error)
-                save_checkpoint(run_dir, tensors, device, state, kept, every)
+                save_checkpoint(run_dir, tensors, state, kept, every)
         except StorageError as error:
             self.failures += 1
             if last or self.failures == MAX_FAILED_SAVES:
@@ -99,5 +169,6 @@ class Saver:
             loss_scale=self.learner.loss_scaler.state(),
             max_micro_batch_positions=None if limit == math.inf else limit,
             arithmetic=describe_arithmetic(self.learner, self.ranks, self.state.micro_batch_tokens),
+            rng=describe_random_states(self.ranks.device),
             **self.progress.counters(),
         )

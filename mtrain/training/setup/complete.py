@@ -44,6 +44,7 @@ class Workload(NamedTuple):
     steps_per_epoch: Callable[[int], int]  # given training.batch_tokens
     speed: Callable[[Config], float]  # measures target tokens/s of training with a config
     assumed_speed: float  # before it is measured
+    device: recipe.Device = recipe.CPU
 
 
 def is_incomplete(config: Config) -> bool:
@@ -77,7 +78,8 @@ def complete_config(
         return measure_speed(architecture, training, ranks.device, steps, alone, training.max_minutes)
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
-    work = make_workload(config, lengths, speed, assumed_speed_of(ranks))
+    on_cpu = ranks.device.type == "cpu"
+    work = make_workload(config, lengths, speed, assumed_speed_of(ranks), on_cpu)
     completed, choices = choose_values(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])
@@ -91,7 +93,7 @@ def assumed_speed_of(ranks: Ranks) -> float:
 
 
 def make_workload(
-    config: Config, lengths: TrainingLengths, speed: Callable[[Config], float], assumed: float
+    config: Config, lengths: TrainingLengths, speed: Callable[[Config], float], assumed: float, on_cpu: bool
 ) -> Workload:
     """The workload of training on pairs of these lengths. For `speed` and `assumed` see `Workload`."""
 
@@ -114,7 +116,7 @@ def make_workload(
     def steps_per_epoch(batch_tokens: int) -> int:
         return lengths.steps_in_epoch(plan(batch_tokens))
 
-    return Workload(size, steps_per_epoch, speed, assumed)
+    return Workload(size, steps_per_epoch, speed, assumed, recipe.CPU if on_cpu else recipe.GPU)
 
 
 def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
@@ -157,7 +159,7 @@ def _is_given(config: Config, key: str) -> bool:
 
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe."""
-    size, budget = work.size(), Budget.of(config)
+    size, budget = work.size(), Budget.of(config, work.device)
     timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
     preset, reason = _choose_preset(config, size, timer)
     sizes = _sizes(config, preset)
@@ -169,7 +171,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    choices = recipe.choose_training(size, budget, limit, batch, steps, sizes["d_model"])
+    choices = recipe.choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
     return [Choice("model.preset", preset, reason), *choices]
 
 

@@ -11,6 +11,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.loader import StepInput
 from mtrain.device import release_cached_memory, should_compile
+from mtrain.kernels.reproducible import reproducible
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
@@ -51,7 +52,7 @@ def measure_speed(
     freeze(model, training.freeze)
     learner = make_learner(model, training) if alone else Learner(model, training)
     try:
-        with waiting_for("measuring the speed"):
+        with waiting_for("measuring the speed"), reproducible(device):
             return _time_run(learner, iter(steps_of(learner)), minutes)
     finally:
         del learner, model

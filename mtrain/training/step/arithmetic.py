@@ -2,6 +2,8 @@
 
 import logging
 import math
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -9,6 +11,8 @@ from mtrain.checkpoint.state import TrainState
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.device import describe_numerics, resolve_precision, should_compile
 from mtrain.distributed.ranks import Ranks
+from mtrain.kernels.reproducible import can_reproduce
+from mtrain.kernels.undocumented import undocumented
 from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)
@@ -25,6 +29,8 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int 
     """Describe everything that determines the exact results of a step and is not in a checkpoint."""
     workers = len(learner.replicas)
     machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)
+    if learner.device.type == "cuda":
+        machine += _describe_cuda(learner.device)
     if ranks.size > 1:
         machine += f", {ranks.size} ranks"
     if learner.shares_weights:
@@ -34,11 +40,34 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int 
     return f"{machine}, micro-batches of {micro_batch_tokens} tokens{reduced}"
 
 
-def log_changes(state: TrainState, arithmetic: str, ranks: Ranks) -> None:
+def _describe_cuda(device: torch.device) -> str:
+    """What chooses the kernels of a GPU, besides PyTorch."""
+    parts = ["sm_{}{}".format(*torch.cuda.get_device_capability(device))]
+    if torch.version.cuda is not None:  # None: AMD
+        parts.append(f"CUDA {torch.version.cuda}")
+    with suppress(PackageNotFoundError):
+        parts.append(f"Triton {version('triton')}")
+    return "".join(f", {part}" for part in parts)
+
+
+def log_changes(state: TrainState, arithmetic: str, learner: Learner, ranks: Ranks) -> None:
     """Log a message if a run that resumes from a state will not be bit-identical to an uninterrupted one."""
     if not ranks.is_first:
         return
     if state.arithmetic != arithmetic:
         log.warning("resuming, but not bit-identically: %s; before: %s", arithmetic, state.arithmetic)
-    elif ranks.device.type != "cpu":
-        log.info("resuming, but not bit-identically: the order of GPU operations varies")
+    elif reason := _why_results_vary(learner, ranks):
+        log.info("resuming, but not bit-identically: %s", reason)
+
+
+def _why_results_vary(learner: Learner, ranks: Ranks) -> str | None:
+    """Why two equal steps may differ; None if they cannot."""
+    if learner.device.type == "cpu":
+        return None
+    if not can_reproduce(learner.device):
+        return "the order of GPU operations varies"
+    if ranks.size > 1:  # equal in practice, with the same connections; NCCL does not promise it
+        return "the order in which NCCL adds up gradients may vary"
+    if learner.compiles and undocumented("_inductor.config.deterministic") is None:
+        return "torch.compile chooses kernels by their time"  # PyTorch before 2.10
+    return None

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable, Container
 from pathlib import Path
 
+import pytest
+
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import ModelError
@@ -25,6 +27,18 @@ from tests.support.faults.runs import (
 
 class Killed(BaseException):
     """Simulates SIGKILL in the process of the test: no code of mtrain catches it."""
+
+
+def save_in_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a thread write checkpoints, as on a GPU."""
+    monkeypatch.setattr("mtrain.training.trainer.saves_in_background", lambda learner: True)
+
+
+@pytest.fixture(params=["at once", "in the background"])
+def saving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are written as on a CPU, and as on a GPU."""
+    if request.param != "at once":
+        save_in_background(monkeypatch)
 
 
 def no_space(*_: object) -> None:

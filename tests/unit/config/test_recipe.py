@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mtrain.config.recipe import (
+    CPU,
+    GPU,
     Budget,
     CorpusSize,
     choose_batch,
@@ -108,8 +110,15 @@ def test_weights_are_averaged_over_a_twentieth_of_a_run(steps, decay):
     assert ema_decay(steps) == decay
 
 
-def budget(steps=None, epochs=None, minutes=None, batch_tokens=None) -> Budget:
-    return Budget(steps, epochs, minutes, batch_tokens)
+@given(st.floats(0, 1e12))
+def test_batches_on_a_gpu_are_no_smaller_than_on_a_cpu_and_25_000_or_more_for_large_corpora(tokens):
+    assert choose_batch(tokens, CPU) <= choose_batch(tokens, GPU) <= 4 * choose_batch(tokens, CPU)
+    assert choose_batch(tokens, GPU) == choose_batch(tokens, CPU) or tokens > 1e8
+    assert choose_batch(tokens, GPU) >= 25_000 or tokens < 2e9
+
+
+def budget(steps=None, epochs=None, minutes=None, batch_tokens=None, device=CPU) -> Budget:
+    return Budget(steps, epochs, minutes, batch_tokens, device=device)
 
 
 def test_the_tokens_of_a_budget():
@@ -124,11 +133,20 @@ def test_time_beyond_the_useful_epochs_is_not_used():
     assert budget(minutes=10_000).limit(SIZE, speed=1_000).tokens == budget().limit(SIZE, speed=1_000).tokens
 
 
+@pytest.mark.parametrize("device", [CPU, GPU])
 @pytest.mark.parametrize("steps", [100, 3_000, 10_000])
-def test_the_batch_for_a_number_of_steps_is_that_for_their_tokens(steps):
-    limited = budget(steps=steps)
+def test_the_batch_for_a_number_of_steps_is_that_for_their_tokens(steps, device):
+    limited = budget(steps=steps, device=device)
     tokens = limited.limit(SIZE, speed=1.0).tokens
-    assert limited.batch(SIZE, speed=1.0) == choose_batch(tokens) == tokens / steps
+    assert limited.batch(SIZE, speed=1.0) == choose_batch(tokens, device) == tokens / steps
+
+
+@given(st.integers(10**6, 10**11), st.integers(10, 10**6), st.floats(1e4, 3e6))
+def test_validations_on_a_gpu_take_a_tenth_of_the_time_or_are_few(tokens, validation_tokens, speed):
+    size = SIZE._replace(validation_tokens=validation_tokens)
+    count = budget(device=GPU).validations(tokens, size, speed)
+    seconds = count * (4 + 4 * validation_tokens / speed)
+    assert 3 <= count <= 20 and (count == 3 or seconds <= 0.12 * tokens / speed)
 
 
 @pytest.mark.parametrize("limit", [{"steps": 50_000}, {"steps": 10**6}, {"epochs": 1_000}])

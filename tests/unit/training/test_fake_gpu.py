@@ -17,6 +17,7 @@ ERRORS = {
     "a value is read": "DataDependentOutputException",
     "a branch depends on a value": "DataDependentOutputException",
     "a shape depends on values": "DynamicOutputShapeException",
+    "the order of a sum varies": "has no fixed order",
     "a tensor is on the host": "FakeTensorDeviceMismatchError",
     "a condition is on the host": "FakeTensorDeviceMismatchError",
     "a product has two types": "expected scalar type",

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.config.load import validate
-from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize, assumed_speed
+from mtrain.config.recipe import AUTOMATIC, GPU, OPEN_IF_NULL, CorpusSize, assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.config.sections.training import TrainingConfig
@@ -123,6 +123,14 @@ def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resum
     (run / "checkpoints" / "step-00000001").mkdir(parents=True, exist_ok=True)
     write_config(planned)
     assert resolve_config(given).config == planned
+
+
+def test_wmt14_on_a_gpu_gets_the_usual_recipe():
+    wmt14 = CorpusSize(4_500_000, 120_000_000, 120_000_000, 80_000)
+    planned, _ = choose_values(config(), workload(wmt14, operations=5e13)._replace(device=GPU))
+    training = planned.training
+    assert (planned.model.d_model, training.batch_tokens, training.learning_rate) == (512, 32_768, 0.001)
+    assert training.checkpoint_every <= training.validate_every
 
 
 def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
