@@ -104,6 +104,14 @@ class Learner:
         return work() if self.pool is None else self.pool.submit(work).result()
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return StepMetrics(self._apply(sums), tokens)
+
+    def _apply(self, sums: Tensor, skip: Tensor | None = None) -> Tensor:
+        """Update the weights by their gradients, unless the scalar `skip` is 1, and free the gradients.
+        Returns the `values` of StepMetrics, for summed loss and nll (2,). On a GPU, the host decides nothing:
+        the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
             multiply_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
@@ -112,12 +120,10 @@ class Learner:
         if limit and (self.device.type != "cpu" or norm + 1e-6 > limit):
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        step_unless(self.optimizer, found_inf)
+        step_unless(self.optimizer, found_inf if skip is None else torch.maximum(found_inf, skip))
         self.loss_scaler.update(found_inf)
         self.optimizer.zero_grad(set_to_none=True)
-        return StepMetrics(torch.stack([*sums, norm, found_inf]), tokens)
+        return torch.stack([*sums, norm, found_inf])
 
     def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
         """Accumulate the gradients of all batches. Returns the summed loss and nll, (2,)."""
