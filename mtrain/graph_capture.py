@@ -30,6 +30,11 @@ Work = Callable[[], None]
 _capturing = threading.Lock()
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether this thread is capturing a graph on its current stream."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 class CaptureError(Exception):
     """Some work cannot be captured as a graph. The message says why."""
 
@@ -44,6 +49,14 @@ class GraphPool:
         if device.type == "cuda":
             with torch.cuda.device(device):
                 self._memory = torch.cuda.MemPool()
+
+    def run(self, work: Work) -> None:
+        """Run `work` without a graph, in the memory of the graphs."""
+        if self.device.type != "cuda":
+            work()
+            return
+        with _capturing, self._prepared(), torch.cuda.use_mem_pool(self._memory):
+            work()
 
     def capture(self, work: Work) -> Work:
         """A function that replays `work` as a graph; on other devices than CUDA, `work` itself.

@@ -200,8 +200,11 @@ class Learner:
 
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
-        moved = batch.to(self.device)
-        inputs, labels, smoothing = moved.inputs(), moved.labels, self.training.label_smoothing
+        return self.loss_on_device(model, batch.to(self.device))
+
+    def loss_on_device(self, model: AnyModel, batch: AnyBatch) -> LossSums:
+        """The loss of a batch that is on the device. Nothing here waits for the device."""
+        inputs, labels, smoothing = batch.inputs(), batch.labels, self.training.label_smoothing
         with autocast(self.device, self.precision):
             if not self.r_drop:
                 return model.loss(model(*inputs), labels, smoothing, inputs.targets)
@@ -215,13 +218,16 @@ class Learner:
     def dry_run(self, batch: AnyBatch) -> None:
         """Allocate all memory that training needs: run a batch in every worker at once, and discard the
         gradients. Weights, optimizer and random generators do not change."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        # Allocates the optimizer's moments without changing anything.
-        step_unless(self.optimizer, torch.ones((), device=self.device))
+        self._allocate_moments()
         with preserved_random_states(self.device):
             self._accumulate_alone([batch] * len(self.replicas), max(1, batch.target_tokens))
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _allocate_moments(self) -> None:
+        """Allocate gradients and the optimizer's moments, without changing anything."""
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        step_unless(self.optimizer, torch.ones((), device=self.device))
 
 
 class BatchLoss(nn.Module):
