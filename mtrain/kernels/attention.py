@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.kernels.autocast import without_autocast
-from mtrain.kernels.dropout import dropout
+from mtrain.kernels.dropout import Generator, dropout
 from mtrain.kernels.eager_attention import (
     MIN_KEYS_TO_PAD,
     REGISTER,
@@ -41,7 +41,7 @@ def attention(
     keys: Sequences,
     causal: bool = False,
     rate: float = 0.0,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> Tensor:
     """Attention (P, E) in `heads` heads. `queries` and `keys` say to which sequences the tokens belong.
 
@@ -186,7 +186,7 @@ def explicit_attention(
     values: Tensor,
     keep: Tensor | None,
     rate: float = 0.0,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout.
 

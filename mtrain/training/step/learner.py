@@ -70,6 +70,10 @@ class Learner:
         if self.compiles:
             self._compile()
         self.pool = thread_pool(workers)
+        self.dropout_key: Tensor | None = None  # (1,) int32, of the current micro-batch
+        if self.device.type == "cuda":
+            self.dropout_key = torch.zeros(1, dtype=torch.int32, device=self.device)
+            Dropout.use_key(model, self.dropout_key)
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
         self.updates = 0  # number of updates of the weights that were begun
@@ -200,6 +204,8 @@ class Learner:
 
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
+        if self.dropout_key is not None:
+            self.dropout_key.fill_(draw_dropout_key())
         return self.loss_on_device(model, batch.to(self.device))
 
     def loss_on_device(self, model: AnyModel, batch: AnyBatch) -> LossSums:
@@ -250,6 +256,12 @@ def worker_count(device: torch.device, training: TrainingConfig) -> int:
     """The number of threads that share the micro-batches of a step."""
     # torch.compile is not thread-safe
     return 1 if should_compile(device, training.compile) else default_worker_count(device)
+
+
+def draw_dropout_key() -> int:
+    """A random number for `Learner.dropout_key`, from the generator of the CPU, whose state checkpoints have.
+    To fill the tensor with it does not make the host wait for the device."""
+    return int(torch.randint(-(2**31), 2**31, ()))
 
 
 def _gradients(model: AnyModel) -> list[Tensor]:
