@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout
 from mtrain.device import (
     autocast,
     default_worker_count,
@@ -58,6 +58,7 @@ class Learner:
     """
 
     shares_weights = False  # whether each rank has only a part of them
+    captures = 0  # CUDA graphs that were captured
 
     def __init__(self, model: AnyModel, training: TrainingConfig, workers: int = 1):
         self.model, self.training = model, training
@@ -98,6 +99,20 @@ class Learner:
         sums = self._accumulate(list(batches), tokens)
         self.updates += 1
         return self.run_in_worker(lambda: self._update(sums, tokens, rate))
+
+    def expect(self, layouts: Iterable[Layout]) -> None:
+        """Prepare for packed micro-batches of these exact layouts."""
+
+    def fit(self, exact: Layout) -> Layout | None:
+        """The layout for a packed micro-batch whose exact layout is given; None for the exact one."""
+        return None
+
+    def describe_shapes(self) -> list[int]:
+        """What determines the layouts that `fit` returns, to save in a checkpoint."""
+        return []
+
+    def restore_shapes(self, shapes: list[int]) -> None:
+        """Restore what `describe_shapes` returned: with other shapes, results are rounded differently."""
 
     def run_in_worker(self, work: Callable[[], Result]) -> Result:
         """Run `work` in one worker thread, if there are any, and return its result.
@@ -245,11 +260,6 @@ class BatchLoss(nn.Module):
 
     def forward(self, batch: AnyBatch) -> LossSums:
         return self._loss(self.model, batch)
-
-
-def make_learner(model: AnyModel, training: TrainingConfig) -> Learner:
-    """The learner of a model, with as many workers as suit its device."""
-    return Learner(model, training, worker_count(next(model.parameters()).device, training))
 
 
 def worker_count(device: torch.device, training: TrainingConfig) -> int:
