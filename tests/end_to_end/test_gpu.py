@@ -177,13 +177,14 @@ def test_a_step_never_waits_for_the_device(parts, precision, setting):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2), ("fp16", 5e-3)])
-@pytest.mark.parametrize("micro_batch", [32, 64])
-def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, micro_batch):
+@pytest.mark.parametrize("batch_tokens", [64, 200])
+def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, batch_tokens):
     """With the same dropout, several micro-batches, and graphs for other shapes."""
     model = {"dropout": 0.2, "word_dropout": 0.1}
     values = []
     for setting in ("auto", "off"):
-        training = {"precision": precision, "cuda_graphs": setting, "micro_batch_tokens": micro_batch}
+        training = {"precision": precision, "cuda_graphs": setting}
+        training |= {"micro_batch_tokens": 64, "batch_tokens": batch_tokens}
         config = make_config(setting, model=model, training=training)
         trainer = make_trainer(config, device="cuda")
         steps = [train_step(trainer, step).values.tolist() for step in islice(trainer.steps(), 8)]
