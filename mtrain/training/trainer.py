@@ -53,6 +53,8 @@ class Trainer:
         with ranks.watched():
             state = self._restore(run.checkpoint) if run.checkpoint else _initial_state(run)
             micro_batch = agree_on_micro_batches(config, self.corpus, self.learner, state, ranks)
+        if state.micro_batch_tokens == micro_batch:
+            self.learner.restore_shapes(state.fixed_shapes)
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
         self.planner = WindowPlanner(self.corpus, config, division)
         self.loader = Loader(self.planner, run.tokenizer, ranks.device, self.learner.fit)
@@ -83,11 +85,9 @@ class Trainer:
         self.average.load(checkpoint.folder)
         self.learner.loss_scaler.restore(checkpoint.state.loss_scale)
         # That of rank 0, because the file systems of the ranks may differ.
-        values = self.ranks.broadcast(restore_validation(self.run_dir, checkpoint.state).to_json())
+        state = self.ranks.broadcast(restore_validation(self.run_dir, checkpoint.state).to_json())
         log.info("resuming from %s", checkpoint.folder)
-        state = TrainState.from_json(values)
-        self.learner.restore_shapes(state.fixed_shapes)
-        return state
+        return TrainState.from_json(state)
 
     def steps(self, stop: StopSignal | None = None) -> Generator[StepInput, None, None]:
         """Yield the steps that follow the current state, without end. Raises CancelledError if `stop` is

@@ -18,6 +18,7 @@ from mtrain.data.epochs.packed_batch import PackedBatch, pack
 from mtrain.device import random_states
 from mtrain.distributed.ranks import Ranks
 from mtrain.graph_capture import CaptureError, GraphPool, Work
+from mtrain.model.build import build_model
 from mtrain.model.transformer import Dropout, Transformer
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.step.average import WeightAverage
@@ -110,7 +111,10 @@ same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9, check_dtype=Fal
 @pytest.mark.parametrize(
     ("recipe", "model"),
     [
-        ({"clip_norm": 0.5, "ema_decay": 0.9}, {"dropout": 0.3, "word_dropout": 0.2}),
+        (
+            {"clip_norm": 0.5, "ema_decay": 0.9},
+            {"dropout": 0.3, "attention_dropout": 0.2, "word_dropout": 0.2},
+        ),
         ({"freeze": ["encoder", "embeddings"], "weight_decay": 0.1}, {"dropout": 0.3}),
         ({"r_drop": 5.0}, {"positions": "learned", "tie_embeddings": "none", "norm": "post"}),
         ({}, {"positions": "rotary", "activation": "swiglu"}),
@@ -118,6 +122,19 @@ same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9, check_dtype=Fal
 )
 def test_steps_equal_steps_without_graphs(recipe, model):
     same(take_all(graphs, recipe, **model), take_all(eager, recipe, **model))
+
+
+def test_pair_classifiers_are_trained():
+    def values_of(make: Callable[..., Learner]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        sizes = {"d_model": 8, "ffn_dim": 12, "heads": 2, "encoder_layers": 1, "max_positions": 20}
+        words = {"source_vocab_size": VOCABULARY, "target_vocab_size": VOCABULARY}
+        config = ModelConfig(head="pair_classifier", dropout=0.2, **sizes, **words)
+        learner = make(build_model(config).double().train(), make_recipe())
+        pairs = Rows.from_lists([[5, 6, 3, 7, 3], [9, 3, 8, 7, 6, 3]]), Rows.from_lists([[1], [0]])
+        return [learner.step([pack(*pairs, 2, [0, 1])], 2, RATE).values for _ in range(3)]
+
+    same(values_of(graphs), values_of(eager))
 
 
 def test_updates_that_are_not_finite_are_skipped_and_reduce_the_scale_of_the_loss():
