@@ -24,7 +24,6 @@ from mtrain.errors import is_out_of_memory
 from mtrain.kernels.undocumented import undocumented
 
 WARM_UPS = 2  # the first one compiles kernels and loads them; the second one allocates as the capture does
-ATTEMPTS = 2  # an event of another thread may end a capture
 
 Work = Callable[[], None]
 
@@ -52,12 +51,12 @@ class GraphPool:
                 self._memory = torch.cuda.MemPool()
 
     def run(self, work: Work) -> None:
-        """Run `work` without a graph, in the memory of the graphs."""
+        """Run `work` without a graph, in the memory of the graphs. Raises as `capture` does."""
         if self.device.type != "cuda":
             work()
             return
-        with _capturing, self._prepared(), torch.cuda.use_mem_pool(self._memory):
-            work()
+        with _capturing, _other_errors_translated(), self._prepared():
+            self._run(work)
 
     def capture(self, work: Work) -> Work:
         """A function that replays `work` as a graph; on other devices than CUDA, `work` itself.
@@ -71,19 +70,15 @@ class GraphPool:
         """
         if self.device.type != "cuda":
             return work
-        with _capturing, self._prepared():
-            for _ in range(ATTEMPTS):
-                try:
-                    return self._captured(work)
-                except Exception as error:
-                    if is_out_of_memory(error):
-                        raise
-                    line, *_ = str(error).split("\n")
-                    reason = f"{type(error).__name__}: {line}"
-                if place := _place_of_wait(work):
-                    reason = f"the host waits for the device in {place}"
-                    break
-        raise CaptureError(reason)
+        with _capturing, _other_errors_translated(), self._prepared():
+            try:
+                return self._captured(work)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+            if place := _place_of_wait(work):
+                raise CaptureError(f"the host waits for the device in {place}")
+            return self._captured(work)  # once more: an event of another thread may have ended the capture
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
@@ -102,11 +97,14 @@ class GraphPool:
             if collects:
                 gc.enable()
 
-    def _captured(self, work: Work) -> Work:
-        # In the memory of the graph: in other memory, warm-ups would need as much again.
+    def _run(self, work: Work) -> None:
+        # In the memory of graphs: in other memory, this would need as much again.
         with torch.cuda.use_mem_pool(self._memory):
-            for _ in range(WARM_UPS):
-                work()
+            work()
+
+    def _captured(self, work: Work) -> Work:
+        for _ in range(WARM_UPS):
+            self._run(work)
         _release_everything()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -126,6 +124,18 @@ class GraphPool:
         with suppress(RuntimeError):  # PyTorch did
             if end is not None:
                 end(torch.cuda.current_device(), self._memory.id)
+
+
+@contextmanager
+def _other_errors_translated() -> Iterator[None]:
+    """A context manager that turns other errors than exhausted memory into CaptureErrors of one line."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, CaptureError):
+            raise
+        line, *_ = str(error).split("\n")
+        raise CaptureError(f"{type(error).__name__}: {line}") from error
 
 
 class _Replay:

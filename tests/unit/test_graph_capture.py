@@ -121,6 +121,23 @@ def test_exhausted_memory_is_recognized(cuda, capturing):
     assert is_out_of_memory(raised.value)
 
 
+def test_memory_that_cannot_be_had_from_a_pool_is_an_error_of_captures(cuda, monkeypatch):
+    def use(pool):
+        raise RuntimeError("MemPool doesn't currently support expandable_segments.")
+
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    pool = GraphPool(CUDA)
+    for method in (pool.run, pool.capture):
+        with pytest.raises(CaptureError, match="expandable_segments"):
+            method(lambda: None)
+
+
+def test_work_runs_without_a_graph(cuda):
+    runs = []
+    GraphPool(CUDA).run(lambda: runs.append(cuda.capturing))
+    assert runs == [False]
+
+
 def test_a_line_that_waits_is_named(cuda, monkeypatch):
     modes = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
