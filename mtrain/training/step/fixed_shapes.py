@@ -46,13 +46,14 @@ class FixedShapes(NamedTuple):
             source, target = max(source, layout.source), max(target, layout.target)
             longest = max(longest, layout.longest)
             pairs[number] = max(pairs[number], layout.sequences)
-        source, target = _grown(self.source, source), _grown(self.target, target)
+        source, target = _grown(self.source, max(1, source)), _grown(self.target, max(1, target))
         return FixedShapes(self.positions, source, target, longest, tuple(pairs))
 
     def fit(self, exact: Layout) -> Layout | None:
         """The layout of a micro-batch whose exact layout is given; None if these shapes do not fit."""
         number = bisect_left(CLASSES, exact.longest)
-        fits = exact.source <= self.source and exact.target <= self.target and exact.longest <= self.longest
+        tokens = max(1, exact.source), max(1, exact.target)
+        fits = tokens[0] <= self.source and tokens[1] <= self.target and exact.longest <= self.longest
         return self.layout(number) if fits and exact.sequences <= self.pairs[number] else None
 
     def layout(self, number: int) -> Layout:

@@ -209,21 +209,25 @@ class GraphLearner(Learner):
     # Graphs
 
     def _make(self, graph: _Graph, batch: PackedBatch) -> Work:
-        """The work of a graph, captured if possible."""
+        """The work of a graph, captured if there are graphs."""
         work = partial(self._compute, graph)
         if not self.optimizer.state:
             self._allocate_moments()
         if len(self._buffer) < batch.layout.numbers:
             numbers = max(self.shapes.layout(number).numbers for number in range(len(self.shapes.pairs)))
             self._buffer = self._buffer.new_zeros(numbers)
-        return self._capture(graph, work, batch) if self.uses_graphs else work
+        return self._capture(graph, work, batch)
 
     def _capture(self, graph: _Graph, work: Work, batch: PackedBatch) -> Work:
-        """Capture `work`, and compare it with the graph. Weights, moments and random states do not change."""
+        """Capture `work`, and compare it with the graph; without graphs, only find out whether memory suffices
+        for it. Weights, moments and random states do not change."""
         self._load(batch, max(1, batch.target_tokens), key=0)
         self._skip.fill_(1)
         try:
             with preserved_random_states(self.device), self._restored() as restore:
+                if not self.uses_graphs:
+                    work()
+                    return work
                 self._pool.run(work)
                 expected = self._measured(graph)
                 replay = self._pool.capture(work)

@@ -38,6 +38,13 @@ def test_batches_fit_the_shapes_that_include_them(first, later):
                 assert smaller != shapes
 
 
+def test_a_batch_without_pairs_has_surplus_tokens():
+    exact, none = PackedBatch.without_pairs().exact_layout(), FixedShapes(POSITIONS)
+    layout = none.including([exact]).fit(exact)
+    assert none.fit(exact) is None and layout is not None
+    assert len(PackedBatch.without_pairs().in_layout(layout).labels) == layout.target == 64
+
+
 def test_batches_of_a_class_have_one_layout():
     short, long = [(30, 20)] * 4, [(3, 100)]
     layouts = [batch_of(pairs).layout for pairs in ([(5, 9)], short, long)]
