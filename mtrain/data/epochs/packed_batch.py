@@ -20,14 +20,7 @@ from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Packed
 from mtrain.tokenizer.rows import Ids, Rows
 
-HEADER = 32  # numbers at the start of the buffer, which training steps with fixed shapes use
-KEY = 0  # of the header: the key of dropout
-FACTOR = 1  # 1 / target tokens of the step, the bits of a float32 number
-RATE = 2  # the learning rate, the bits of a float32 number
-MICRO_BATCH = 3  # the number of the micro-batch in its step
-
 _ALIGNMENT = 32  # numbers; kernels are compiled again for pointers that are not aligned
-
 
 Int32 = npt.NDArray[np.int32]
 Buffer = TypeVar("Buffer", Tensor, Int32)
@@ -37,7 +30,6 @@ class Parts(NamedTuple, Generic[Buffer]):
     """The parts of a buffer, which share its memory. There are P source tokens, R target tokens, and N
     sequences on each side."""
 
-    header: Buffer  # (HEADER)
     source: Buffer  # (P) ids of the sources, each with EOS
     target_in: Buffer  # (R) BOS and the target without its last token
     source_place: Buffer  # (P) the position of each token in its sequence
@@ -65,7 +57,7 @@ class Layout(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """The number of elements of each part."""
         starts = self.sequences + 1
-        return HEADER, self.source, self.target, self.source, self.target, self.target, starts, starts
+        return self.source, self.target, self.source, self.target, self.target, starts, starts
 
     @property
     def numbers(self) -> int:
