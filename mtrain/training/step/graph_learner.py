@@ -219,7 +219,7 @@ class GraphLearner(Learner):
         return self._capture(graph, work, batch)
 
     def _capture(self, graph: _Graph, work: Work, batch: PackedBatch) -> Work:
-        """Capture `work`, and compare it with the graph; without graphs, only find out whether memory suffices
+        """Capture `work`, and compare it with the graph. Without graphs, only find out if memory suffices
         for it. Weights, moments and random states do not change."""
         self._load(batch, max(1, batch.target_tokens), key=0)
         self._skip.fill_(1)
