@@ -12,64 +12,60 @@ from typing import NamedTuple
 from mtrain.data.epochs.packed_batch import Layout
 
 CLASSES = (32, 64, 128)  # tokens of the longest sentence; the last class has longer ones
-TOKENS, SEQUENCES = 64, 32  # what sizes are multiples of
-SURPLUS = 64  # 1/64 more tokens than are known to be needed, once the plan was exceeded
+TOKENS, PAIRS = 64, 8  # what sizes are multiples of
+# More tokens than are known to be needed, once the plan of the first window does not suffice, and more pairs:
+# those of other epochs are grouped differently. Surplus pairs cost little.
+SURPLUS_TOKENS, SURPLUS_PAIRS = 1 / 64, 1 / 8
 
 
 class FixedShapes(NamedTuple):
     """Shapes for micro-batches of up to these sizes."""
 
-    positions: int  # sentences that the model distinguishes are no longer
+    longest: int  # tokens of a sentence; at first, the positions that the model distinguishes
     source: int = 0  # tokens
     target: int = 0
-    longest: int = 0  # tokens of a sentence
     pairs: tuple[int, ...] = (0,) * (len(CLASSES) + 1)  # for each class
-
-    @classmethod
-    def of_numbers(cls, positions: int, numbers: list[int]) -> "FixedShapes":
-        """The shapes with these `numbers`; empty ones if there are none, or for other classes."""
-        if len(numbers) != len(cls(positions).numbers):
-            return cls(positions)
-        source, target, longest, *pairs = numbers
-        return cls(positions, source, target, longest, tuple(pairs))
 
     @property
     def numbers(self) -> list[int]:
         """All sizes, as a checkpoint has them."""
-        return [self.source, self.target, self.longest, *self.pairs]
+        return [self.longest, self.source, self.target, *self.pairs]
+
+    def with_numbers(self, numbers: list[int]) -> "FixedShapes":
+        """The shapes with these `numbers`; the same ones if there are none, or for other classes."""
+        if len(numbers) != len(self.numbers):
+            return self
+        longest, source, target, *pairs = numbers
+        return FixedShapes(longest, source, target, tuple(pairs))
 
     def including(self, layouts: Iterable[Layout]) -> "FixedShapes":
         """Shapes that also fit micro-batches of these exact layouts."""
-        source, target, longest, pairs = self.source, self.target, self.longest, list(self.pairs)
+        longest, source, target, pairs = self.longest, 1, 1, [0] * len(self.pairs)
         for layout in layouts:
             number = bisect_left(CLASSES, layout.longest)
             source, target = max(source, layout.source), max(target, layout.target)
-            longest = max(longest, layout.longest)
-            pairs[number] = max(pairs[number], layout.sequences)
-        source, target = _grown(self.source, max(1, source)), _grown(self.target, max(1, target))
-        return FixedShapes(self.positions, source, target, longest, tuple(pairs))
+            longest, pairs[number] = max(longest, layout.longest), max(pairs[number], layout.sequences)
+        share = SURPLUS_TOKENS if self.source else 0
+        source, target = (
+            _grown(*sizes, share, TOKENS) for sizes in ((self.source, source), (self.target, target))
+        )
+        grown = (_grown(*sizes, SURPLUS_PAIRS, PAIRS) for sizes in zip(self.pairs, pairs, strict=True))
+        return FixedShapes(longest, source, target, tuple(grown))
 
     def fit(self, exact: Layout) -> Layout | None:
         """The layout of a micro-batch whose exact layout is given; None if these shapes do not fit."""
         number = bisect_left(CLASSES, exact.longest)
-        tokens = max(1, exact.source), max(1, exact.target)
-        fits = tokens[0] <= self.source and tokens[1] <= self.target and exact.longest <= self.longest
-        return self.layout(number) if fits and exact.sequences <= self.pairs[number] else None
+        needed = (exact.longest, max(1, exact.source), max(1, exact.target), exact.sequences)
+        sizes = (self.longest, self.source, self.target, self.pairs[number])
+        return self.layout(number) if all(a <= b for a, b in zip(needed, sizes, strict=True)) else None
 
     def layout(self, number: int) -> Layout:
         """The layout of a class."""
-        longest = max(self.positions, self.longest)
-        if number < len(CLASSES):
-            longest = min(longest, CLASSES[number])
+        longest = min(self.longest, (*CLASSES, self.longest)[number])
         surplus = -(-max(self.source, self.target) // longest)  # sequences for surplus tokens
-        return Layout(self.source, self.target, _rounded(self.pairs[number] + surplus, SEQUENCES), longest)
+        return Layout(self.source, self.target, self.pairs[number] + surplus, longest)
 
 
-def _grown(old: int, needed: int) -> int:
-    if needed <= old:
-        return old
-    return _rounded(needed + (needed // SURPLUS if old else 0), TOKENS)
-
-
-def _rounded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def _grown(old: int, needed: int, share: float, multiple: int) -> int:
+    """`old` if it suffices, or else what is needed, and a share of it."""
+    return old if needed <= old else -(-int(needed * (1 + share)) // multiple) * multiple

@@ -88,7 +88,7 @@ class GraphLearner(Learner):
 
     def restore_shapes(self, shapes: list[int]) -> None:
         """See `Learner`."""
-        self._enlarge(FixedShapes.of_numbers(self.shapes.positions, shapes))
+        self._enlarge(self.shapes.with_numbers(shapes))
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """See `Learner`."""
@@ -148,7 +148,7 @@ class GraphLearner(Learner):
             self.uses_graphs, self.max_micro_batch_positions = not without_graphs, -limit
             self._forget_graphs()
             if self.max_micro_batch_positions < before:
-                self.shapes = FixedShapes(self.shapes.positions)
+                self.shapes = FixedShapes(self.model.config.max_positions)
             self._release_memory()
 
     def _try_to_prepare(self, batches: list[PackedBatch]) -> list[PackedBatch] | None:

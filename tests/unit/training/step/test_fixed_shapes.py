@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.data.epochs.packed_batch import PackedBatch, pack
+from mtrain.data.epochs.packed_batch import Layout, PackedBatch, pack
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.step.fixed_shapes import FixedShapes
 
@@ -50,8 +50,17 @@ def test_batches_of_a_class_have_one_layout():
     layouts = [batch_of(pairs).layout for pairs in ([(5, 9)], short, long)]
     shapes = FixedShapes(POSITIONS).including(layouts)
     fitted = [shapes.fit(layout) for layout in layouts]
-    assert fitted[0] == fitted[1] and fitted[1]._replace(sequences=32, longest=128) == fitted[2]
-    assert shapes.source == 128 and shapes.target == 128  # multiples of 64
-    assert shapes.fit(batch_of([(30, 20)] * 5).layout) is None  # too many tokens, and pairs
-    assert shapes.fit(batch_of([(3, 101)]).layout) is None  # a longer sentence
+    assert fitted[0] == fitted[1] == Layout(128, 128, 8 + 4, 32)
+    assert fitted[2] == Layout(128, 128, 8 + 1, 128)
     assert shapes.fit(batch_of([(1, 1)]).layout) == fitted[0]
+    assert shapes.fit(batch_of([(3, 128)]).layout) == fitted[2]
+    assert shapes.fit(batch_of([(30, 20)] * 5).layout) is None  # too many tokens
+    assert shapes.fit(batch_of([(2, 2)] * 9).layout) is None  # too many pairs
+    assert shapes.fit(batch_of([(50, 50)]).layout) is None  # another class
+
+
+def test_shapes_in_a_checkpoint():
+    shapes = FixedShapes(POSITIONS).including([batch_of([(3, 100)]).layout])
+    assert FixedShapes(POSITIONS).with_numbers(shapes.numbers) == shapes
+    for others in ([], [1, 2, 3]):
+        assert shapes.with_numbers(others) == shapes
