@@ -57,7 +57,7 @@ class Trainer:
             self.learner.restore_shapes(state.fixed_shapes)
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
         self.planner = WindowPlanner(self.corpus, config, division)
-        self.loader = Loader(self.planner, run.tokenizer, ranks.device, self.learner.fit)
+        self.loader = Loader(self.planner, run.tokenizer, ranks.device, self.learner.layout_for)
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
         if run.checkpoint:
             log_changes(state, self.arithmetic, ranks)

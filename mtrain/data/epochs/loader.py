@@ -42,18 +42,18 @@ class StepInput(NamedTuple):
 
 
 class Loader:
-    """Makes the training batches of planned windows, for `device`, in the layouts that `fit` chooses (see
-    `make_batch`). A rank without pairs has a batch without pairs."""
+    """Makes the training batches of planned windows, for `device`; for `layout_for` see `make_batch`. A rank
+    without pairs has a batch without pairs."""
 
     def __init__(
         self,
         planner: WindowPlanner,
         tokenizer: Tokenizer,
         device: torch.device,
-        fit: Callable[[Layout], Layout | None] = lambda exact: None,
+        layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
     ):
         self.planner, self.device = planner, device
-        self.tokenizer, self.fit = tokenizer, fit
+        self.tokenizer, self.layout_for = tokenizer, layout_for
 
     def steps(
         self, start: Position | None = None, cancelled: Callable[[], bool] = never
@@ -117,7 +117,7 @@ class Loader:
         later, so that it holds one micro-batch at a time."""
         special = self.tokenizer.special
         sides = corpus.fetch(rows)
-        batch = make_batch(self.device, *sides, special.pad, special.bos, rows.tolist(), self.fit)
+        batch = make_batch(self.device, *sides, special.pad, special.bos, rows.tolist(), self.layout_for)
         self._require_known_ids(batch)
         return batch.pinned() if self.device.type == "cuda" else batch
 

@@ -173,12 +173,12 @@ def make_batch(
     pad_id: int,
     bos_id: int,
     rows: list[int],
-    fit: Callable[[Layout], Layout | None] = lambda exact: None,
+    layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
 ) -> AnyBatch:
     """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
-    batch has the layout that `fit` returns for the exact one, if any."""
+    batch has the layout that `layout_for` returns for the exact one, if any."""
     if batch_type(device) is PackedBatch:
-        return pack(source, target, bos_id, rows, fit(Layout.of(source, target)))
+        return pack(source, target, bos_id, rows, layout_for(Layout.of(source, target)))
     return collate(source, target, pad_id, bos_id, rows)
 
 

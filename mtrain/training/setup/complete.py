@@ -72,7 +72,7 @@ def complete_config(
             micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
             division = Division(micro_batch, len(learner.replicas), ranks.rank, ranks.size)
             planner = WindowPlanner(corpus, sized, division)
-            return Loader(planner, tokenizer, learner.device, learner.fit).steps()
+            return Loader(planner, tokenizer, learner.device, learner.layout_for).steps()
 
         training, alone = sized.training, ranks.size == 1
         return measure_speed(architecture, training, ranks.device, steps, alone, training.max_minutes)

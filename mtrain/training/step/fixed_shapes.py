@@ -47,19 +47,22 @@ class FixedShapes(NamedTuple):
             longest, pairs[number] = max(longest, layout.longest), max(pairs[number], layout.sequences)
         share = SURPLUS_TOKENS if self.source else 0
         source, target = (
-            _grown(*sizes, share, TOKENS) for sizes in ((self.source, source), (self.target, target))
+            _grown(self.source, source, share, TOKENS),
+            _grown(self.target, target, share, TOKENS),
         )
         grown = (_grown(*sizes, SURPLUS_PAIRS, PAIRS) for sizes in zip(self.pairs, pairs, strict=True))
         return FixedShapes(longest, source, target, tuple(grown))
 
-    def fit(self, exact: Layout) -> Layout | None:
+    def layout_for(self, exact: Layout) -> Layout | None:
         """The layout of a micro-batch whose exact layout is given; None if these shapes do not fit."""
         number = bisect_left(CLASSES, exact.longest)
         needed = (exact.longest, max(1, exact.source), max(1, exact.target), exact.sequences)
         sizes = (self.longest, self.source, self.target, self.pairs[number])
-        return self.layout(number) if all(a <= b for a, b in zip(needed, sizes, strict=True)) else None
+        return (
+            self.layout_of_class(number) if all(a <= b for a, b in zip(needed, sizes, strict=True)) else None
+        )
 
-    def layout(self, number: int) -> Layout:
+    def layout_of_class(self, number: int) -> Layout:
         """The layout of a class."""
         longest = min(self.longest, (*CLASSES, self.longest)[number])
         surplus = -(-max(self.source, self.target) // longest)  # sequences for surplus tokens

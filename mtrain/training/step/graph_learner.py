@@ -76,11 +76,11 @@ class GraphLearner(Learner):
         if not self.shapes.source and self.max_micro_batch_positions == math.inf:
             self._enlarge(self.shapes.including(layouts))
 
-    def fit(self, exact: Layout) -> Layout | None:
+    def layout_for(self, exact: Layout) -> Layout | None:
         """The layout for a micro-batch whose exact layout is given; None if it must be split, or if it needs
         other shapes than those of the graphs."""
         too_large = exact.source + exact.target > self.max_micro_batch_positions
-        return None if too_large else self.shapes.fit(exact)
+        return None if too_large else self.shapes.layout_for(exact)
 
     def describe_shapes(self) -> list[int]:
         """See `Learner`."""
@@ -175,9 +175,9 @@ class GraphLearner(Learner):
     def _fitted(self, batches: list[PackedBatch]) -> list[PackedBatch]:
         """The batches in the layouts of graphs. The loader has already packed most of them so."""
         exact = [batch.exact_layout() for batch in batches]
-        if any(self.shapes.fit(layout) is None for layout in exact):
+        if any(self.shapes.layout_for(layout) is None for layout in exact):
             self._enlarge(self.shapes.including(exact))
-        layouts = [cast(Layout, self.shapes.fit(layout)) for layout in exact]
+        layouts = [cast(Layout, self.shapes.layout_for(layout)) for layout in exact]
         pairs = zip(batches, layouts, strict=True)
         return [batch if batch.layout == layout else batch.in_layout(layout) for batch, layout in pairs]
 
@@ -214,7 +214,9 @@ class GraphLearner(Learner):
         if not self.optimizer.state:
             self._allocate_moments()
         if len(self._buffer) < batch.layout.numbers:
-            numbers = max(self.shapes.layout(number).numbers for number in range(len(self.shapes.pairs)))
+            numbers = max(
+                self.shapes.layout_of_class(number).numbers for number in range(len(self.shapes.pairs))
+            )
             self._buffer = self._buffer.new_zeros(numbers)
         return self._capture(graph, work, batch)
 
@@ -276,11 +278,8 @@ def make_learner(model: AnyModel, training: TrainingConfig, ranks: Ranks | None 
     """The learner of a model that is not divided among ranks: on a CUDA device with graphs, unless the config
     rules them out, otherwise with as many workers as suit the device. By default, there is one rank."""
     device = next(model.parameters()).device
-    if (
-        device.type == "cuda"
-        and training.cuda_graphs == "auto"
-        and not should_compile(device, training.compile)
-    ):
+    uses_graphs = training.cuda_graphs == "auto" and not should_compile(device, training.compile)
+    if device.type == "cuda" and uses_graphs:
         return GraphLearner(model, training, ranks or Ranks(device))
     if ranks is not None and ranks.size > 1:
         return ParallelLearner(model, training, ranks)

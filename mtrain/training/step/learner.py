@@ -103,12 +103,12 @@ class Learner:
     def expect(self, layouts: Iterable[Layout]) -> None:
         """Prepare for packed micro-batches of these exact layouts."""
 
-    def fit(self, exact: Layout) -> Layout | None:
+    def layout_for(self, exact: Layout) -> Layout | None:
         """The layout for a packed micro-batch whose exact layout is given; None for the exact one."""
         return None
 
     def describe_shapes(self) -> list[int]:
-        """What determines the layouts that `fit` returns, to save in a checkpoint."""
+        """What determines the layouts that `layout_for` returns, to save in a checkpoint."""
         return []
 
     def restore_shapes(self, shapes: list[int]) -> None:

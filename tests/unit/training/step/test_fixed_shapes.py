@@ -30,18 +30,18 @@ def test_batches_fit_the_shapes_that_include_them(first, later):
         for batch in packed:
             exact = batch.exact_layout()
             assert exact == batch.layout
-            layout = shapes.fit(exact)
+            layout = shapes.layout_for(exact)
             assert layout is not None and layout.longest <= POSITIONS
             fitted = batch.in_layout(layout)
             assert fitted.exact_layout() == exact and fitted.target_tokens == batch.target_tokens
-            if smaller.fit(exact) is None:
+            if smaller.layout_for(exact) is None:
                 assert smaller != shapes
 
 
 def test_a_batch_without_pairs_has_surplus_tokens():
     exact, none = PackedBatch.without_pairs().exact_layout(), FixedShapes(POSITIONS)
-    layout = none.including([exact]).fit(exact)
-    assert none.fit(exact) is None and layout is not None
+    layout = none.including([exact]).layout_for(exact)
+    assert none.layout_for(exact) is None and layout is not None
     assert len(PackedBatch.without_pairs().in_layout(layout).labels) == layout.target == 64
 
 
@@ -49,14 +49,14 @@ def test_batches_of_a_class_have_one_layout():
     short, long = [(30, 20)] * 4, [(3, 100)]
     layouts = [batch_of(pairs).layout for pairs in ([(5, 9)], short, long)]
     shapes = FixedShapes(POSITIONS).including(layouts)
-    fitted = [shapes.fit(layout) for layout in layouts]
+    fitted = [shapes.layout_for(layout) for layout in layouts]
     assert fitted[0] == fitted[1] == Layout(128, 128, 8 + 4, 32)
     assert fitted[2] == Layout(128, 128, 8 + 1, 128)
-    assert shapes.fit(batch_of([(1, 1)]).layout) == fitted[0]
-    assert shapes.fit(batch_of([(3, 128)]).layout) == fitted[2]
-    assert shapes.fit(batch_of([(30, 20)] * 5).layout) is None  # too many tokens
-    assert shapes.fit(batch_of([(2, 2)] * 9).layout) is None  # too many pairs
-    assert shapes.fit(batch_of([(50, 50)]).layout) is None  # another class
+    assert shapes.layout_for(batch_of([(1, 1)]).layout) == fitted[0]
+    assert shapes.layout_for(batch_of([(3, 128)]).layout) == fitted[2]
+    assert shapes.layout_for(batch_of([(30, 20)] * 5).layout) is None  # too many tokens
+    assert shapes.layout_for(batch_of([(2, 2)] * 9).layout) is None  # too many pairs
+    assert shapes.layout_for(batch_of([(50, 50)]).layout) is None  # another class
 
 
 def test_shapes_in_a_checkpoint():

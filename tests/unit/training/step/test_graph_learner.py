@@ -206,7 +206,7 @@ def test_shapes_are_kept_while_batches_fit(monkeypatch):
     # Whole steps with sentences of up to 32 tokens; their gradients alone, and the update; up to 64 tokens.
     assert captured == [1, 1, 1, 1, 3, 4]
     learner.step([batch_of([(150, 40)] * 3)], 120, RATE)
-    assert learner.captures == 5 and learner.fit(batch_of([(150, 40)] * 3).layout)
+    assert learner.captures == 5 and learner.layout_for(batch_of([(150, 40)] * 3).layout)
 
 
 def fail_above(limit: int, learner: Learner) -> None:
