@@ -30,6 +30,11 @@ Work = Callable[[], None]
 _capturing = threading.Lock()
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether this thread is capturing a graph on its current stream."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 class CaptureError(Exception):
     """Some work cannot be captured as a graph. The message says why."""
 
@@ -45,6 +50,14 @@ class GraphPool:
             with torch.cuda.device(device):
                 self._memory = torch.cuda.MemPool()
 
+    def run(self, work: Work) -> None:
+        """Run `work` without a graph, in the memory of the graphs. Raises as `capture` does."""
+        if self.device.type != "cuda":
+            work()
+            return
+        with _capturing, _other_errors_translated(), self._prepared():
+            self._run(work)
+
     def capture(self, work: Work) -> Work:
         """A function that replays `work` as a graph; on other devices than CUDA, `work` itself.
 
@@ -57,54 +70,47 @@ class GraphPool:
         """
         if self.device.type != "cuda":
             return work
-        with _capturing, self._prepared():
+        with _capturing, _other_errors_translated(), self._prepared():
             try:
                 return self._captured(work)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                if place := _place_of_wait(work):
-                    raise CaptureError(f"the host waits for the device in {place}") from error
-            try:  # once more: an event of another thread may have ended the capture
-                return self._captured(work)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                reason = str(error).partition("\n")[0]
-                raise CaptureError(f"{type(error).__name__}: {reason}") from error
+            if place := _place_of_wait(work):
+                raise CaptureError(f"the host waits for the device in {place}")
+            return self._captured(work)  # once more: an event of another thread may have ended the capture
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
         """A context manager for warm-ups and captures: on a stream of their own, as capturing requires."""
-        with torch.cuda.device(self.device):
-            _release_everything()
-            stream = _side_stream(self.device)
-            stream.wait_stream(torch.cuda.current_stream())
-            try:
+        stream, collects = _side_stream(self.device), gc.isenabled()
+        gc.disable()  # what is freed during a capture may end it
+        try:
+            with torch.cuda.device(self.device):
+                _release_everything()
+                stream.wait_stream(torch.cuda.current_stream())
                 # On this thread only, which allocates in the pool: also the backward pass.
                 with torch.cuda.stream(stream), torch.autograd.set_multithreading_enabled(False):
                     yield
-            finally:
-                torch.cuda.current_stream().wait_stream(stream)
+        finally:
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            if collects:
+                gc.enable()
+
+    def _run(self, work: Work) -> None:
+        # In the memory of graphs: in other memory, this would need as much again.
+        with torch.cuda.use_mem_pool(self._memory):
+            work()
 
     def _captured(self, work: Work) -> Work:
-        # In the memory of the graph: in other memory, warm-ups would need as much again.
-        with torch.cuda.use_mem_pool(self._memory):
-            for _ in range(WARM_UPS):
-                work()
+        for _ in range(WARM_UPS):
+            self._run(work)
         _release_everything()
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may pin memory and use other streams meanwhile.
-            with (
-                _without_garbage_collection(),
-                torch.cuda.graph(
-                    graph,
-                    pool=self._memory.id,
-                    stream=torch.cuda.current_stream(),
-                    capture_error_mode="thread_local",
-                ),
-            ):
+            options = {"pool": self._memory.id, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), **options):
                 work()
         except Exception as error:
             self._end_allocating()
@@ -118,6 +124,18 @@ class GraphPool:
         with suppress(RuntimeError):  # PyTorch did
             if end is not None:
                 end(torch.cuda.current_device(), self._memory.id)
+
+
+@contextmanager
+def _other_errors_translated() -> Iterator[None]:
+    """A context manager that turns other errors than exhausted memory into CaptureErrors of one line."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, CaptureError):
+            raise
+        line, *_ = str(error).split("\n")
+        raise CaptureError(f"{type(error).__name__}: {line}") from error
 
 
 class _Replay:
@@ -140,21 +158,10 @@ def _side_stream(device: torch.device) -> Any:
 
 
 def _release_everything() -> None:
-    """Free what nobody uses, and wait for the device: what is freed during a capture may end it."""
+    """Free what nobody uses, and wait for the device."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _place_of_wait(work: Work) -> str | None:

@@ -25,8 +25,8 @@ from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.step.average import WeightAverage
-from mtrain.training.step.ddp import ParallelLearner
-from mtrain.training.step.learner import Learner, make_learner
+from mtrain.training.step.graph_learner import make_learner
+from mtrain.training.step.learner import Learner
 from mtrain.training.step.optimizer import freeze
 
 log = logging.getLogger(__name__)
@@ -53,9 +53,11 @@ class Trainer:
         with ranks.watched():
             state = self._restore(run.checkpoint) if run.checkpoint else _initial_state(run)
             micro_batch = agree_on_micro_batches(config, self.corpus, self.learner, state, ranks)
+        if state.micro_batch_tokens == micro_batch:
+            self.learner.restore_shapes(state.fixed_shapes)
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
         self.planner = WindowPlanner(self.corpus, config, division)
-        self.loader = Loader(self.planner, run.tokenizer, ranks.device)
+        self.loader = Loader(self.planner, run.tokenizer, ranks.device, self.learner.layout_for)
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
         if run.checkpoint:
             log_changes(state, self.arithmetic, self.learner, ranks)
@@ -129,10 +131,8 @@ def _make_model(run: PreparedRun, device: torch.device) -> AnyModel:
 
 def make_learner_of_rank(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> Learner:
     """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
-    if ranks.size == 1:
-        return make_learner(model, config)
-    if not shards_weights(model, config, ranks):
-        return ParallelLearner(model, config, ranks)
+    if ranks.size == 1 or not shards_weights(model, config, ranks):
+        return make_learner(model, config, ranks)
     from mtrain.training.step.fsdp import ShardedLearner  # takes a second to import
 
     return ShardedLearner(model, config, ranks)

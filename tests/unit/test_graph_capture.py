@@ -54,7 +54,7 @@ class FakeCuda:
             "device": lambda device: nullcontext(),
             "stream": lambda stream: nullcontext(),
             "Stream": lambda device: stream,
-            "current_stream": lambda: stream,
+            "current_stream": lambda *_: stream,
             "current_device": lambda: 0,
             "MemPool": lambda: SimpleNamespace(id=(0, 1)),
             "use_mem_pool": lambda pool: nullcontext(),
@@ -119,6 +119,23 @@ def test_exhausted_memory_is_recognized(cuda, capturing):
     with pytest.raises(torch.OutOfMemoryError) as raised:
         GraphPool(CUDA).capture(work)
     assert is_out_of_memory(raised.value)
+
+
+def test_memory_that_cannot_be_had_from_a_pool_is_an_error_of_captures(cuda, monkeypatch):
+    def use(pool):
+        raise RuntimeError("MemPool doesn't currently support expandable_segments.")
+
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    pool = GraphPool(CUDA)
+    for method in (pool.run, pool.capture):
+        with pytest.raises(CaptureError, match="expandable_segments"):
+            method(lambda: None)
+
+
+def test_work_runs_without_a_graph(cuda):
+    runs = []
+    GraphPool(CUDA).run(lambda: runs.append(cuda.capturing))
+    assert runs == [False]
 
 
 def test_a_line_that_waits_is_named(cuda, monkeypatch):

@@ -6,6 +6,7 @@ pairs have: the surplus tokens then form sequences whose labels are ignored, and
 gradient.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -127,6 +128,13 @@ class PackedBatch:
         halves = self._part(0, middle), self._part(middle, len(self.rows))
         return [part for half in halves for part in half.split(max_positions)]
 
+    def exact_layout(self) -> Layout:
+        """The layout that fits the pairs exactly."""
+        ends = len(self.rows) + 1
+        source, target = (starts[:ends].numpy() for starts in self.parts[-2:])
+        longest = max(int(np.diff(starts).max(initial=0)) for starts in (source, target))
+        return Layout(int(source[-1]), int(target[-1]), len(self.rows), longest)
+
     def in_layout(self, layout: Layout) -> "PackedBatch":
         """The same pairs in another layout. Raises ValueError if they do not fit."""
         return self._part(0, len(self.rows), layout)
@@ -159,11 +167,18 @@ def batch_type(device: torch.device) -> type[Batch] | type[PackedBatch]:
 
 
 def make_batch(
-    device: torch.device, source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int]
+    device: torch.device,
+    source: Rows,
+    target: Rows,
+    pad_id: int,
+    bos_id: int,
+    rows: list[int],
+    layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
 ) -> AnyBatch:
-    """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS."""
+    """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
+    batch has the layout that `layout_for` returns for the exact one, if any."""
     if batch_type(device) is PackedBatch:
-        return pack(source, target, bos_id, rows)
+        return pack(source, target, bos_id, rows, layout_for(Layout.of(source, target)))
     return collate(source, target, pad_id, bos_id, rows)
 
 

@@ -33,6 +33,8 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int 
         machine += _describe_cuda(learner.device)
     if ranks.size > 1:
         machine += f", {ranks.size} ranks"
+    if learner.describe_shapes():
+        machine += ", fixed shapes"
     if learner.shares_weights:
         machine += " that share the weights"
     limit = learner.max_micro_batch_positions

@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout
 from mtrain.device import (
     autocast,
     default_worker_count,
@@ -58,6 +58,7 @@ class Learner:
     """
 
     shares_weights = False  # whether each rank has only a part of them
+    captures = 0  # CUDA graphs that were captured
 
     def __init__(self, model: AnyModel, training: TrainingConfig, workers: int = 1):
         self.model, self.training = model, training
@@ -70,7 +71,7 @@ class Learner:
         if self.compiles:
             self._compile()
         self.pool = thread_pool(workers)
-        self.dropout_key = None  # of the current micro-batch
+        self.dropout_key: Tensor | None = None  # (1,) int32, of the current micro-batch
         if self.device.type == "cuda":
             self.dropout_key = torch.zeros(1, dtype=torch.int32, device=self.device)
             Dropout.use_key(model, self.dropout_key)
@@ -99,6 +100,20 @@ class Learner:
         self.updates += 1
         return self.run_in_worker(lambda: self._update(sums, tokens, rate))
 
+    def expect(self, layouts: Iterable[Layout]) -> None:
+        """Prepare for packed micro-batches of these exact layouts."""
+
+    def layout_for(self, exact: Layout) -> Layout | None:
+        """The layout for a packed micro-batch whose exact layout is given; None for the exact one."""
+        return None
+
+    def describe_shapes(self) -> list[int]:
+        """What determines the layouts that `layout_for` returns, to save in a checkpoint."""
+        return []
+
+    def restore_shapes(self, shapes: list[int]) -> None:
+        """Restore what `describe_shapes` returned: with other shapes, results are rounded differently."""
+
     def run_in_worker(self, work: Callable[[], Result]) -> Result:
         """Run `work` in one worker thread, if there are any, and return its result.
 
@@ -108,6 +123,14 @@ class Learner:
         return work() if self.pool is None else self.pool.submit(work).result()
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return StepMetrics(self._apply(sums), tokens)
+
+    def _apply(self, sums: Tensor, skip: Tensor | None = None) -> Tensor:
+        """Update the weights by their gradients, unless the scalar `skip` is 1, and free the gradients.
+        Returns the `values` of StepMetrics, for summed loss and nll (2,). On a GPU, the host decides nothing:
+        the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
             multiply_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
@@ -116,12 +139,10 @@ class Learner:
         if limit and (self.device.type != "cpu" or norm + 1e-6 > limit):
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        step_unless(self.optimizer, found_inf)
+        step_unless(self.optimizer, found_inf if skip is None else torch.maximum(found_inf, skip))
         self.loss_scaler.update(found_inf)
         self.optimizer.zero_grad(set_to_none=True)
-        return StepMetrics(torch.stack([*sums, norm, found_inf]), tokens)
+        return torch.stack([*sums, norm, found_inf])
 
     def _accumulate(self, batches: list[AnyBatch], tokens: int) -> Tensor:
         """Accumulate the gradients of all batches. Returns the summed loss and nll, (2,)."""
@@ -200,8 +221,11 @@ class Learner:
         """The loss of a batch, computed by the model or a replica."""
         if self.dropout_key is not None:
             self.dropout_key.fill_(self.draw_dropout_key())  # does not wait for the device
-        moved = batch.to(self.device)
-        inputs, labels, smoothing = moved.inputs(), moved.labels, self.training.label_smoothing
+        return self.loss_on_device(model, batch.to(self.device))
+
+    def loss_on_device(self, model: AnyModel, batch: AnyBatch) -> LossSums:
+        """The loss of a batch that is on the device. Nothing here waits for the device."""
+        inputs, labels, smoothing = batch.inputs(), batch.labels, self.training.label_smoothing
         with autocast(self.device, self.precision):
             if not self.r_drop:
                 return model.loss(model(*inputs), labels, smoothing, inputs.targets)
@@ -219,13 +243,16 @@ class Learner:
     def dry_run(self, batch: AnyBatch) -> None:
         """Allocate all memory that training needs: run a batch in every worker at once, and discard the
         gradients. Weights, optimizer and random generators do not change."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        # Allocates the optimizer's moments without changing anything.
-        step_unless(self.optimizer, torch.ones((), device=self.device))
+        self._allocate_moments()
         with preserved_random_states(self.device):
             self._accumulate_alone([batch] * len(self.replicas), max(1, batch.target_tokens))
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _allocate_moments(self) -> None:
+        """Allocate gradients and the optimizer's moments, without changing anything."""
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        step_unless(self.optimizer, torch.ones((), device=self.device))
 
 
 class BatchLoss(nn.Module):
@@ -237,11 +264,6 @@ class BatchLoss(nn.Module):
 
     def forward(self, batch: AnyBatch) -> LossSums:
         return self._loss(self.model, batch)
-
-
-def make_learner(model: AnyModel, training: TrainingConfig) -> Learner:
-    """The learner of a model, with as many workers as suit its device."""
-    return Learner(model, training, worker_count(next(model.parameters()).device, training))
 
 
 def worker_count(device: torch.device, training: TrainingConfig) -> int:

@@ -1,0 +1,74 @@
+"""The shapes of packed micro-batches in CUDA graphs, which are captured once for each of them.
+
+Surplus tokens cost as much as real ones. So there are as many tokens as the largest micro-batch of the plan
+has, which is a few percent less than `training.micro_batch_tokens`, padding included. Only attention depends
+on the longest sentence: there is a graph for each class of it.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mtrain.data.epochs.packed_batch import Layout
+
+CLASSES = (32, 64, 128)  # tokens of the longest sentence; the last class has longer ones
+TOKENS, PAIRS = 64, 8  # what sizes are multiples of
+# More tokens than are known to be needed, once the plan of the first window does not suffice, and more pairs:
+# those of other epochs are grouped differently. Surplus pairs cost little.
+SURPLUS_TOKENS, SURPLUS_PAIRS = 1 / 64, 1 / 8
+
+
+class FixedShapes(NamedTuple):
+    """Shapes for micro-batches of up to these sizes."""
+
+    longest: int  # tokens of a sentence; at first, the positions that the model distinguishes
+    source: int = 0  # tokens
+    target: int = 0
+    pairs: tuple[int, ...] = (0,) * (len(CLASSES) + 1)  # for each class
+
+    @property
+    def numbers(self) -> list[int]:
+        """All sizes, as a checkpoint has them."""
+        return [self.longest, self.source, self.target, *self.pairs]
+
+    def with_numbers(self, numbers: list[int]) -> "FixedShapes":
+        """The shapes with these `numbers`; the same ones if there are none, or for other classes."""
+        if len(numbers) != len(self.numbers):
+            return self
+        longest, source, target, *pairs = numbers
+        return FixedShapes(longest, source, target, tuple(pairs))
+
+    def including(self, layouts: Iterable[Layout]) -> "FixedShapes":
+        """Shapes that also fit micro-batches of these exact layouts."""
+        longest, source, target, pairs = self.longest, 1, 1, [0] * len(self.pairs)
+        for layout in layouts:
+            number = bisect_left(CLASSES, layout.longest)
+            source, target = max(source, layout.source), max(target, layout.target)
+            longest, pairs[number] = max(longest, layout.longest), max(pairs[number], layout.sequences)
+        share = SURPLUS_TOKENS if self.source else 0
+        source, target = (
+            _grown(self.source, source, share, TOKENS),
+            _grown(self.target, target, share, TOKENS),
+        )
+        grown = (_grown(*sizes, SURPLUS_PAIRS, PAIRS) for sizes in zip(self.pairs, pairs, strict=True))
+        return FixedShapes(longest, source, target, tuple(grown))
+
+    def layout_for(self, exact: Layout) -> Layout | None:
+        """The layout of a micro-batch whose exact layout is given; None if these shapes do not fit."""
+        number = bisect_left(CLASSES, exact.longest)
+        needed = (exact.longest, max(1, exact.source), max(1, exact.target), exact.sequences)
+        sizes = (self.longest, self.source, self.target, self.pairs[number])
+        return (
+            self.layout_of_class(number) if all(a <= b for a, b in zip(needed, sizes, strict=True)) else None
+        )
+
+    def layout_of_class(self, number: int) -> Layout:
+        """The layout of a class."""
+        longest = min(self.longest, (*CLASSES, self.longest)[number])
+        surplus = -(-max(self.source, self.target) // longest)  # sequences for surplus tokens
+        return Layout(self.source, self.target, self.pairs[number] + surplus, longest)
+
+
+def _grown(old: int, needed: int, share: float, multiple: int) -> int:
+    """`old` if it suffices, or else what is needed, and a share of it."""
+    return old if needed <= old else -(-int(needed * (1 + share)) // multiple) * multiple
