@@ -4,6 +4,7 @@ Operations complete at once, so streams and events have no effect. As on a GPU, 
 default stream, and must not read an event.
 """
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
@@ -67,6 +68,13 @@ def is_capturing() -> bool:
 
 def graph_pool_handle() -> tuple[int, int]:
     return 0, next(_State.pools)
+
+
+class MemPool:
+    """Memory for graphs, in name only."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.id = graph_pool_handle()
 
 
 class CUDAGraph:
@@ -146,7 +154,8 @@ def install(library: ctypes.CDLL, wait: Callable[[str], None]) -> None:
         module.CUDAGraph = CUDAGraph
         module.graph_pool_handle = graph_pool_handle
         module.is_current_stream_capturing = is_capturing
-    torch.cuda.Event, torch.cuda.Stream = Event, Stream
+    torch.cuda.Event, torch.cuda.Stream, torch.cuda.MemPool = Event, Stream, MemPool
+    torch.cuda.use_mem_pool = lambda *_: contextlib.nullcontext()
     torch.cuda.current_stream, torch.cuda.set_stream = current_stream, set_stream
     torch.cuda.default_stream = lambda *_: _default
     torch._C._host_emptyCache = lambda: None

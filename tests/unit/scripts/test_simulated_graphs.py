@@ -1,4 +1,4 @@
-"""The simulated CUDA device of scripts/simulate_cuda finds mistakes with CUDA graphs, and runs Triton's kernels."""
+"""scripts/simulate_cuda finds mistakes with CUDA graphs, and runs Triton's kernels."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from tests.unit.scripts.test_simulate_cuda import needs_compiler, simulate
 
 pytestmark = [pytest.mark.slow, needs_compiler]
 
-# Trains a layer in steps that are replayed and in steps that are not, and prints whether the losses are equal. The
-# former get the values that the command line names as numbers of Python, and the others as tensors.
+# Trains a layer in steps that are replayed and in steps that are not, and prints whether losses are equal.
+# The former get the values that the command line names as numbers of Python, and the others as tensors.
 TRAINING = """
 import sys
 import torch
