@@ -132,6 +132,7 @@ def install() -> None:
     torch._C._cuda_get_sync_debug_mode = lambda: _State.mode
     cuda._initialized = True
     cuda._get_device_properties = _returning(properties)
+    cuda._exchange_device = cuda._maybe_exchange_device = _returning(0)
     cuda.default_generators = (torch.default_generator,)  # of the kernels that compute
     cuda.synchronize = lambda *_: wait("torch.cuda.synchronize")
     cuda.mem_get_info = _returning((memory, memory))
