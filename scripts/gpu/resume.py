@@ -1,4 +1,4 @@
-"""Whether a run that was killed resumes to the same losses.
+"""Whether a run that was killed resumes to the same losses and weights.
 
 Three runs train on the toy corpus at the same time: one without interruption, the same again, and one that is
 killed between two checkpoints.
@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
+from safetensors.torch import load_file
+
 from gpu.scale import CheckFailed, Scale
+from mtrain.checkpoint.checkpoint import checkpoint_folders, evaluation_weights
 
 CONFIG = "configs/toy-en-fr.yaml"
-TOLERANCE = 0.05  # nats per token; on one H200 the losses were equal
 SETTINGS = {
     "model.preset": "tiny",
     "model.dropout": 0.1,
@@ -33,7 +35,7 @@ SETTINGS = {
 def check(scale: Scale, work: Path, python: Sequence[str]) -> None:
     """Train in a new folder in `work` and compare. `python` starts the interpreter.
 
-    Raises CheckFailed if a run fails or losses differ.
+    Raises CheckFailed if a run fails, or losses or weights differ.
     """
     work.mkdir(parents=True, exist_ok=True)
     folder = Path(mkdtemp(prefix="runs-", dir=work))
@@ -52,9 +54,8 @@ def check(scale: Scale, work: Path, python: Sequence[str]) -> None:
     for line in _lines(killed):
         if "resum" in line or "bit-identical" in line:
             print(line)
-    worst = max(_compare(once, again), _compare(once, killed))
-    if not worst <= TOLERANCE:
-        raise CheckFailed(f"losses of the same run differ by up to {worst:.5f} nats per token")
+    if not all([_are_equal(once, again), _are_equal(once, killed)]):
+        raise CheckFailed("the same run gave different losses or weights")
 
 
 def _start(scale: Scale, folder: Path, every: int, python: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -107,16 +108,19 @@ def _losses(folder: Path) -> dict[int, float]:
     return found
 
 
-def _compare(folder: Path, other: Path) -> float:
-    """The largest difference between the losses of two runs; infinite if they logged different steps."""
+def _are_equal(folder: Path, other: Path) -> bool:
+    """Whether two runs logged the same losses and saved the same weights. Prints the differences."""
     ours, theirs = _losses(folder), _losses(other)
     if not ours or ours.keys() != theirs.keys():
         print(f"{folder.name} and {other.name} logged other steps")
-        return float("inf")
+        return False
     worst = max(abs(ours[step] - theirs[step]) for step in ours)
     last = max(ours)
+    checkpoints = [load_file(evaluation_weights(checkpoint_folders(run)[-1])) for run in (folder, other)]
+    differences = [(weight - checkpoints[1][name]).abs().max() for name, weight in checkpoints[0].items()]
+    different = float(max(differences))
     print(
         f"{folder.name} and {other.name}: losses differ by {worst:.5f} at most in {len(ours)} lines; "
-        f"in step {last} {ours[last]:.4f} and {theirs[last]:.4f}"
+        f"in step {last} {ours[last]:.4f} and {theirs[last]:.4f}; weights differ by {different:.2g} at most"
     )
-    return worst
+    return worst == different == 0
