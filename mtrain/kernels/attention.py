@@ -27,7 +27,8 @@ from mtrain.kernels.eager_attention import (
     split_heads,
     suits_eager_kernel,
 )
-from mtrain.kernels.sequences import Padded
+from mtrain.kernels.packed_attention import packed_attention
+from mtrain.kernels.sequences import Packed, Padded, Sequences
 
 # ------------------------------------------------------------------------------------ the choice of a kernel
 
@@ -36,8 +37,8 @@ def attention(
     projected: Tensor,
     keys_values: Tensor | None,
     heads: int,
-    queries: Padded,
-    keys: Padded,
+    queries: Sequences,
+    keys: Sequences,
     causal: bool = False,
     rate: float = 0.0,
     generator: torch.Generator | None = None,
@@ -52,13 +53,24 @@ def attention(
     attends to itself and those before it (self-attention only). Weights are dropped at a `rate`; for
     `generator` see `mtrain.kernels.dropout`.
 
-    The kernel is
+    The kernel of padded sequences is
         explicit  if the weights are recorded, and for dropout on a CPU, where the fused kernel would draw
                   from a generator that all threads share
         eager     on a CPU where gradients are needed, for few keys: see `suits_eager_kernel`
         fused     otherwise
+    Packed sequences are padded for them if no kernel of `mtrain.kernels.packed_attention` can be used.
     """
     maps = recorder(cross=keys_values is not None)
+    if isinstance(queries, Packed) or isinstance(keys, Packed):
+        assert isinstance(queries, Packed) and isinstance(keys, Packed)
+        found = None
+        if maps is None:
+            found = packed_attention(projected, keys_values, heads, queries, keys, causal, rate)
+        if found is None:
+            found = _attention_by_padding(
+                projected, keys_values, heads, queries, keys, causal, rate, generator
+            )
+        return found
     on_cpu = projected.device.type == "cpu"
     explicit = maps is not None or (on_cpu and rate > 0)
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
@@ -81,6 +93,28 @@ def attention(
     else:
         out = fused_attention(q, k, v, keep, causal, rate)
     return out.transpose(1, 2).reshape(tokens, heads * out.size(-1))
+
+
+def _attention_by_padding(
+    projected: Tensor,
+    keys_values: Tensor | None,
+    heads: int,
+    queries: Packed,
+    keys: Packed,
+    causal: bool,
+    rate: float,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """`attention` of packed sequences by the kernels for padded ones."""
+    slots, count = queries.slots(), len(queries.lengths)
+    # A sequence without keys keeps one, which is zero: with none, a kernel might return NaN.
+    keep = torch.arange(keys.longest, device=projected.device) < keys.lengths.clamp(min=1)[:, None]
+    of_keys = Padded(count, keys.longest, None if causal else keep)
+    of_queries = of_keys if keys_values is None else Padded(count, queries.longest)
+    projected = queries.pad(projected, slots).flatten(0, 1)
+    keys_values = None if keys_values is None else keys.pad(keys_values).flatten(0, 1)
+    out = attention(projected, keys_values, heads, of_queries, of_keys, causal, rate, generator)
+    return out.index_select(0, slots)
 
 
 def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:

@@ -1,7 +1,9 @@
 """Which sequence each of P tokens belongs to.
 
 The model works on tokens (P, E), one after another. It passes an object of this module on to the few
-operations that depend on sequences: attention, positions, word dropout, the mean of a sentence.
+operations that depend on sequences: attention, positions, word dropout, the mean of a sentence. Sequences are
+`Packed` in training on a CUDA device, and `Padded` otherwise. Both have the same methods, so that the model
+does not know which one it gets; only attention does.
 
 Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P = N * T).
 """
@@ -9,6 +11,7 @@ Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P =
 from typing import NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -24,6 +27,15 @@ class Padded(NamedTuple):
         """The sequences of ids x (N, T), or of states (N, T, E), and their mask (N, T)."""
         return cls(x.size(0), x.size(1), keep)
 
+    @property
+    def longest(self) -> int:
+        """No sequence has more tokens."""
+        return self.length
+
+    def twice(self) -> Self:
+        """The sequences of all tokens, followed by those of the same tokens once more."""
+        return type(self)(2 * self.rows, self.length, None if self.keep is None else self.keep.repeat(2, 1))
+
     def by_row(self, x: Tensor) -> Tensor:
         """x (P, ..) as (N, T, ..)."""
         return x.view(self.rows, self.length, *x.shape[1:])
@@ -33,8 +45,8 @@ class Padded(NamedTuple):
         return torch.arange(self.length, device=device)
 
     def add(self, x: Tensor, table: Tensor) -> Tensor:
-        """x (P, E) plus, for each token, the entry of its position in a table (T, E), or (N, T, E) with a
-        table for each row."""
+        """x (P, E) plus, for each token, the entry of its position in a table (T, E), or its own entry in a
+        table (N, T, E)."""
         return (self.by_row(x) + table).flatten(0, 1)
 
     def first_occurrences(self, ids: Tensor) -> Tensor:
@@ -44,6 +56,15 @@ class Padded(NamedTuple):
         starts = self.length * torch.arange(self.rows, device=ids.device)
         return (same.int().argmax(dim=-1) + starts[:, None]).flatten()
 
+    def sum_before(self, x: Tensor) -> Tensor:
+        """For each of the numbers x (P), the sum of those before it in its sequence."""
+        by_row = self.by_row(x)
+        return (by_row.cumsum(dim=1) - by_row).flatten()
+
+    def first(self, x: Tensor, empty: int) -> Tensor:
+        """The first (N) of the numbers x (P) in each sequence; `empty` for a sequence without any."""
+        return self.by_row(x)[:, 0]
+
     def mean(self, x: Tensor) -> Tensor:
         """The mean (N, E) of the tokens x (P, E) of each sequence. The mask leaves out padding."""
         assert self.keep is not None
@@ -52,8 +73,74 @@ class Padded(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Sequences one after another, without padding. If shapes are fixed, the last sequences may be empty."""
+    """Sequences one after another, without padding. If shapes are fixed, the last sequences may be empty.
 
-    starts: Tensor  # (N + 1) int32: the first token of each sequence, and the end of the last one
+    No method makes the host wait for the device, and shapes of results depend on shapes only.
+    """
+
+    starts: Tensor  # (N + 1) int32: the first token of each sequence, and the end of the last one, P
     place: Tensor  # (P) int32: the position of each token in its sequence
     longest: int  # no sequence has more tokens
+
+    def twice(self) -> Self:
+        """The sequences of all tokens, followed by those of the same tokens once more."""
+        starts = torch.cat([self.starts, self.starts[1:] + len(self.place)])
+        return type(self)(starts, self.place.repeat(2), self.longest)
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """x (P, ..) as one row (1, P, ..), for operations on all tokens and `positions`."""
+        return x[None]
+
+    def positions(self, device: torch.device) -> Tensor:
+        """The position (P) of each token in its sequence."""
+        return self.place
+
+    def add(self, x: Tensor, table: Tensor) -> Tensor:
+        """x (P, E) plus, for each token, the entry of its position in a table (T, E), or its own entry in a
+        table (1, P, E)."""
+        return x + (F.embedding(self.place, table) if table.dim() == 2 else table[0])
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of tokens (N) of each sequence."""
+        return self.starts.diff()
+
+    def sequence(self) -> Tensor:
+        """The sequence (P) int64 of each token, from 0."""
+        tokens = torch.arange(len(self.place), dtype=torch.int32, device=self.place.device)
+        return torch.searchsorted(self.starts, tokens, right=True) - 1
+
+    def first_occurrences(self, ids: Tensor) -> Tensor:
+        """For each of the ids (P), the index (P) of the first token with the same id in its sequence."""
+        words = (self.sequence() << 32) + ids  # the same number for the same id in the same sequence
+        ordered, tokens = words.sort(stable=True)
+        return tokens[torch.searchsorted(ordered, words)]
+
+    def sum_before(self, x: Tensor) -> Tensor:
+        """For each of the numbers x (P), the sum of those before it in its sequence."""
+        before = x.cumsum(0) - x
+        firsts = torch.arange(len(x), device=x.device) - self.place
+        return before - before[firsts]
+
+    def first(self, x: Tensor, empty: int) -> Tensor:
+        """The first (N) of the numbers x (P) in each sequence; `empty` for a sequence without any."""
+        found = x[self.starts[:-1].clamp(max=len(x) - 1)]
+        return found.where(self.lengths > 0, empty)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean (N, E) of the tokens x (P, E) of each sequence; 0 for one without tokens."""
+        return self.pad(x).sum(dim=1) / self.lengths.clamp(min=1)[:, None]
+
+    def slots(self) -> Tensor:
+        """Where (P) int64 each token is in N rows of `longest` tokens."""
+        return self.sequence() * self.longest + self.place
+
+    def pad(self, x: Tensor, slots: Tensor | None = None) -> Tensor:
+        """x (P, E) in rows (N, longest, E), padded with zeros; `slots` may be given if they are known."""
+        rows = x.new_zeros(len(self.lengths) * self.longest, x.size(1))
+        return rows.index_copy(0, self.slots() if slots is None else slots, x).view(
+            -1, self.longest, x.size(1)
+        )
+
+
+Sequences = Padded | Packed

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.cross_entropy import IGNORE
-from mtrain.kernels.sequences import Padded
+from mtrain.kernels.sequences import Padded, Sequences
 from mtrain.model.loss import LossSums
 from mtrain.model.transformer import (
     Dropout,
@@ -46,45 +46,55 @@ class PairClassifier(nn.Module):
         self.classifier = Linear(config.d_model, 1)
         initialize(self)
 
-    def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor | None = None) -> Tensor:
-        """Log-odds (B) that pairs are good, for their ids "source EOS target EOS" (B, S). `target_in` is not
+    def forward(
+        self,
+        source: Tensor,
+        sources: Sequences,
+        target_in: Tensor | None = None,
+        targets: Sequences | None = None,
+    ) -> Tensor:
+        """Log-odds (B) that pairs are good, for their ids "source EOS target EOS" (P). The targets are not
         used."""
-        sequences = Padded.of(source, source_keep)
-        x = self.encode(source, source_keep).flatten(0, 1)
+        x = self.encode_tokens(source, sources)
         with without_autocast(x):  # rounded log-odds would be equal for many pairs
-            pooled = sequences.mean(x)  # (B, E)
+            pooled = sources.mean(x)  # (B, E)
             return self.classifier(self.pooled_dropout(pooled)).squeeze(1)  # type: ignore[no-any-return]
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """The encoder output (B, S, E) for ids "source EOS target EOS" (B, S)."""
         sequences = Padded.of(source, source_keep)
-        x = self.embed(source.flatten(), sequences, self.source_embedding, self._positions(source))
+        return sequences.by_row(self.encode_tokens(source.flatten(), sequences))
+
+    def encode_tokens(self, ids: Tensor, sequences: Sequences) -> Tensor:
+        """The encoder output (P, E) for ids "source EOS target EOS" (P)."""
+        x = self.embed(ids, sequences, self.source_embedding, self._positions(ids, sequences))
         for layer in self.encoder:
             x = layer(x, sequences)
-        return sequences.by_row(self.encoder_norm(x))
+        return self.encoder_norm(x)  # type: ignore[no-any-return]
 
-    def _positions(self, ids: Tensor) -> Tensor:
-        """Embeddings (B, S, E) of positions, which start again in the target, and of segments."""
+    def _positions(self, ids: Tensor, sequences: Sequences) -> Tensor:
+        """Embeddings of the position of each token, which starts again in the target, and of its segment. For
+        the shape, see `by_row`."""
         ends = (ids == self.config.eos_id).int()
-        in_target = (ends.cumsum(dim=1) - ends).clamp(max=1)  # (B, S): 1 after the first EOS
+        in_target = sequences.sum_before(ends).clamp(max=1)  # (P): 1 after the first EOS
+        place_in_target = sequences.by_row(sequences.sum_before(in_target))
+        in_target = sequences.by_row(in_target)
         segments: Tensor = self.segment_embedding(in_target) * math.sqrt(self.config.d_model)
-        table = self.embed.positions(0, ids.size(1), self.learned_positions)
+        table = self.embed.positions(0, sequences.longest, self.learned_positions)
         if table is None:
             return segments
-        places = torch.arange(ids.size(1), device=ids.device)
-        start = ends.argmax(dim=1, keepdim=True) + 1  # (B, 1): of the target
-        places = (places - in_target * start).clamp(max=len(table) - 1)  # as learned ones are limited
-        return table[places] + segments
+        places = torch.where(in_target > 0, place_in_target, sequences.positions(ids.device))
+        return table[places.clamp(max=len(table) - 1)] + segments  # as learned ones are limited
 
-    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float) -> LossSums:
-        """Binary cross-entropy of log-odds (B) for the classes in the first column of labels (B, T), 1 if a
-        pair is good. Label smoothing is as in `torch.nn.functional.cross_entropy` with two classes."""
-        classes = labels[:, 0]
+    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, targets: Sequences) -> LossSums:
+        """Binary cross-entropy of log-odds (B) for the classes, which are the first labels of the targets, 1
+        if a pair is good. Label smoothing is as in `torch.nn.functional.cross_entropy` with two classes."""
+        classes = targets.first(labels.flatten(), IGNORE)
         keep = classes != IGNORE
-        targets = classes.clamp(min=0).to(outputs.dtype)
-        smoothed = targets * (1 - smoothing) + smoothing / 2
+        target = classes.clamp(min=0).to(outputs.dtype)
+        smoothed = target * (1 - smoothing) + smoothing / 2
         losses = F.binary_cross_entropy_with_logits(outputs, smoothed, reduction="none")
-        nlls = F.binary_cross_entropy_with_logits(outputs.detach(), targets, reduction="none")
+        nlls = F.binary_cross_entropy_with_logits(outputs.detach(), target, reduction="none")
         return LossSums((losses * keep).sum(), (nlls * keep).sum())
 
     def start_from(self, other: nn.Module) -> None:

@@ -2,9 +2,9 @@
 
 Sections are of this paper. Symbols in shapes: see `mtrain.model`. Layers follow sublayers, and the model
 comes last. Everything works on tokens (P, E), padding included, sequence after sequence. Only attention,
-positions and word dropout need to know which sequence a token belongs to; they ask `Padded`. Attention hides
-the padding of sources (`mtrain.kernels.attention`). The padding of targets comes last, so causality hides it,
-and the loss ignores it.
+positions and word dropout need to know which sequence a token belongs to: see `mtrain.kernels.sequences`.
+Attention hides the padding of sources (`mtrain.kernels.attention`). The padding of targets comes last, so
+causality hides it, and the loss ignores it.
 """
 
 import math
@@ -18,7 +18,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import attention
 from mtrain.kernels.dropout import dropout
 from mtrain.kernels.precision import widest_float
-from mtrain.kernels.sequences import Padded
+from mtrain.kernels.sequences import Padded, Sequences
 from mtrain.model.loss import LossSums, translation_loss
 
 # --------------------------------------------------------------------------------- linear maps and dropout
@@ -127,7 +127,7 @@ class Embed(nn.Module):
         return table[start : start + length]
 
     def forward(
-        self, ids: Tensor, sequences: Padded, embedding: nn.Embedding, positions: Tensor | None
+        self, ids: Tensor, sequences: Sequences, embedding: nn.Embedding, positions: Tensor | None
     ) -> Tensor:
         """(P, E) for ids (P) and embeddings of positions; see `Padded.add`."""
         x = embedding(ids) * math.sqrt(self.config.d_model)
@@ -170,9 +170,9 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        queries: Padded,
+        queries: Sequences,
         memory: Tensor | None = None,
-        keys: Padded | None = None,
+        keys: Sequences | None = None,
         causal: bool = False,
     ) -> Tensor:
         """Without `memory`, self-attention (N*T, E) of x (N*T, E). With `memory` (B*S, E), the encoder output
@@ -192,7 +192,7 @@ class MultiHeadAttention(nn.Module):
         attended = attention(projected, keys_values, self.heads, queries, keys, causal, rate, generator)
         return self.output(attended)  # type: ignore[no-any-return]
 
-    def _rotated(self, projected: Tensor, sequences: Padded) -> Tensor:
+    def _rotated(self, projected: Tensor, sequences: Sequences) -> Tensor:
         """The queries, keys and values (P, 3 * E) with rotated queries and keys."""
         width = self.output.in_features
         by_head = projected[:, : 2 * width].reshape(len(projected), 2 * self.heads, -1)  # queries, then keys
@@ -279,7 +279,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.self_attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
-    def forward(self, x: Tensor, sources: Padded) -> Tensor:
+    def forward(self, x: Tensor, sources: Sequences) -> Tensor:
         """x (P, E) of the source tokens."""
         h = self.self_attention_residual.before(x)
         x = self.self_attention_residual.after(x, self.self_attention(h, sources))
@@ -299,7 +299,7 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual, self.cross_attention_residual = Residual(config), Residual(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(self, x: Tensor, targets: Padded, memory: Tensor, sources: Padded) -> Tensor:
+    def forward(self, x: Tensor, targets: Sequences, memory: Tensor, sources: Sequences) -> Tensor:
         """x (N*T, E) of the target tokens, memory (B*S, E) of the source tokens."""
         h = self.self_attention_residual.before(x)
         x = self.self_attention_residual.after(x, self.self_attention(h, targets, causal=True))
@@ -338,12 +338,12 @@ class Transformer(nn.Module):
         if self.output_weight is not None:
             nn.init.normal_(self.output_weight, std=width**-0.5)
 
-    # Batches of padded sequences
+    def forward(self, source: Tensor, sources: Sequences, target_in: Tensor, targets: Sequences) -> Tensor:
+        """Hidden states (P, E), which the loss projects to the vocabulary, for the source ids and the target
+        ids (P) of some pairs, of which each target starts with BOS."""
+        return self.decode_tokens(target_in, targets, self.encode_tokens(source, sources), sources)
 
-    def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:
-        """Hidden states (B, T, E), which the loss projects to the vocabulary, for source ids (B, S), their
-        mask (B, S), and target ids (B, T) that start with BOS."""
-        return self.decode(target_in, self.encode(source, source_keep), source_keep)
+    # Batches of padded sequences
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """The encoder output, "memory" (B, S, E), for source ids (B, S) and their mask (B, S)."""
@@ -360,17 +360,17 @@ class Transformer(nn.Module):
 
     # Tokens
 
-    def encode_tokens(self, ids: Tensor, sources: Padded) -> Tensor:
+    def encode_tokens(self, ids: Tensor, sources: Sequences) -> Tensor:
         """The encoder output (P, E) for source ids (P)."""
-        positions = self.embed.positions(0, sources.length, self.learned_positions)
+        positions = self.embed.positions(0, sources.longest, self.learned_positions)
         x = self.embed(ids, sources, self.source_embedding, positions)
         for layer in self.encoder:
             x = layer(x, sources)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
 
-    def decode_tokens(self, ids: Tensor, targets: Padded, memory: Tensor, sources: Padded) -> Tensor:
+    def decode_tokens(self, ids: Tensor, targets: Sequences, memory: Tensor, sources: Sequences) -> Tensor:
         """Hidden states (N*T, E) for target ids (N*T), given the encoder output (B*S, E)."""
-        positions = self.embed.positions(0, targets.length, self.learned_target_positions)
+        positions = self.embed.positions(0, targets.longest, self.learned_target_positions)
         x = self.embed(ids, targets, self.target_embedding or self.source_embedding, positions)
         for layer in self.decoder:
             x = layer(x, targets, memory, sources)
@@ -388,8 +388,10 @@ class Transformer(nn.Module):
         """Logits (.., V) of hidden states (.., E)."""
         return F.linear(hidden, *self.projection())
 
-    def loss(self, hidden: Tensor, labels: Tensor, smoothing: float) -> LossSums:
-        """The loss of hidden states (B, T, E) at labels (B, T); see `translation_loss`."""
+    def loss(
+        self, hidden: Tensor, labels: Tensor, smoothing: float, targets: Sequences | None = None
+    ) -> LossSums:
+        """The loss of hidden states (P, E) at labels (P); see `translation_loss`. `targets` are not used."""
         return translation_loss(hidden, *self.projection(), labels, smoothing)
 
     def start_from(self, other: nn.Module) -> None:

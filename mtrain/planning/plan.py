@@ -17,8 +17,9 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch, BatchPlan, collate
+from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.packed_batch import AnyBatch, make_batch
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.prepare import open_data
 from mtrain.data.preparing.inputs import check_corpora
@@ -54,6 +55,8 @@ from mtrain.training.setup.tokenizer import existing_tokenizer, vocab_size_choic
 from mtrain.training.step.learner import Learner, worker_count
 
 log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
 
 POOR = 0.8  # efficiency below which communication is worth reducing
 
@@ -238,7 +241,8 @@ class _Planner:
         limit_onednn_cache()
 
         def steps(_: Learner) -> Iterator[StepInput]:
-            return random_steps(architecture, (self.lengths.source, self.lengths.target), alone.plan)
+            lengths = self.lengths.source, self.lengths.target
+            return random_steps(architecture, lengths, alone.plan, device)
 
         speed = measure_speed(architecture, config.training, device, steps)
         seconds = alone.step().target_tokens / speed
@@ -277,19 +281,20 @@ def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def random_steps(
-    architecture: ModelConfig, lengths: tuple[Lengths, Lengths], plan: BatchPlan
+    architecture: ModelConfig, lengths: tuple[Lengths, Lengths], plan: BatchPlan, device: torch.device = _CPU
 ) -> Iterator[StepInput]:
     """Yield the steps of a plan endlessly, with random tokens in pairs of these source and target lengths,
-    because the corpus may not be encoded yet."""
+    because the corpus may not be encoded yet. The batches are of the kind that suits the device."""
     generator = np.random.default_rng(0)
 
     def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> Rows:
         return Rows(generator.integers(vocabulary, size=counts.sum()), counts)
 
-    def batch(rows: npt.NDArray[np.int64]) -> Batch:
+    def batch(rows: npt.NDArray[np.int64]) -> AnyBatch:
         source = ids(lengths[0][rows], architecture.source_vocab_size)
         target = ids(lengths[1][rows], 2 if architecture.is_classifier else architecture.target_vocab_size)
-        return collate(source, target, architecture.pad_id, architecture.bos_id, rows.tolist())
+        special = architecture.pad_id, architecture.bos_id
+        return make_batch(device, source, target, *special, rows.tolist())
 
     for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
         yield StepInput(1, tokens, [batch(rows) for rows in step if len(rows)], list, Position())

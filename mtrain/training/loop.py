@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager
 from signal import Signals
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
-from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.loader import StepInput, largest_batches
+from mtrain.data.epochs.packed_batch import batch_type
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Window
 from mtrain.data.rewriting.rewrite import Throttle
@@ -251,7 +251,8 @@ def _dry_run(trainer: Trainer, window: Window) -> None:
     """Fail now, not hours later, if memory is short."""
     batches = largest_batches(trainer.loader, window)
     count = int(trainer.ranks.all_reduce_max(len(batches))[0])
-    for batch in [*batches, *[Batch.without_pairs()] * (count - len(batches))]:
+    empty = batch_type(trainer.ranks.device).without_pairs()
+    for batch in [*batches, *[empty] * (count - len(batches))]:
         trainer.learner.dry_run(batch)
     trainer.ranks.barrier()
 

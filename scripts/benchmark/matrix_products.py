@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark.job import TrainingJob, answer_with
 from mtrain.config.sections.model import ModelConfig
+from mtrain.kernels.sequences import Padded
 from mtrain.model.build import build_model
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Shape
@@ -67,7 +68,8 @@ def products_of(config: ModelConfig, shape: Shape) -> Counter[Product]:
         model = build_model(config)
         source, target = (torch.zeros(shape.sentences, length, dtype=torch.int64) for length in shape.lengths)
         with _Products() as products:
-            outputs = model(source, torch.ones_like(source, dtype=torch.bool), target)
+            sources = Padded.of(source, torch.ones_like(source, dtype=torch.bool))
+            outputs = model(source.flatten(), sources, target.flatten(), Padded.of(target))
             if isinstance(model, Transformer):
                 model.project(outputs)
     return products.counts

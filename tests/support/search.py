@@ -10,6 +10,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.model.transformer import Transformer
+from tests.support.transformer import hidden_states
 
 EOS = 3
 USUAL, BOS_IS_PAD = {}, {"pad_id": 4, "bos_id": 4, "eos_id": 0}
@@ -48,7 +49,7 @@ def forced(model: Transformer, source: Tensor, keep: Tensor, targets: list[tuple
     ids, longest = model.config, max(map(len, targets))
     filled = torch.tensor([[ids.bos_id, *target, *[0] * (longest - len(target))] for target in targets])
     rows = source[keep][None].expand(len(targets), -1)
-    hidden = model(rows, torch.ones_like(rows, dtype=torch.bool), filled[:, :-1])
+    hidden = hidden_states(model, rows, torch.ones_like(rows, dtype=torch.bool), filled[:, :-1])
     steps = model.project(hidden).log_softmax(-1).gather(2, filled[:, 1:, None])[..., 0]
     return [float(row[: len(target)].sum()) for row, target in zip(steps, targets, strict=True)]
 

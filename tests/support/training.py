@@ -208,7 +208,7 @@ def on_training_forward() -> Iterator[Callable[[Callable[[Tensor, Tensor], Tenso
     def register(change: Callable[[Tensor, Tensor], Tensor | None]) -> None:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], hidden: Tensor) -> Tensor | None:
             training = isinstance(module, Transformer) and module.training
-            return change(inputs[0], hidden) if training else None
+            return change(inputs[1].by_row(inputs[0]), hidden) if training else None
 
         handles.append(register_module_forward_hook(hook))
 

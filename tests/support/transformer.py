@@ -98,6 +98,11 @@ def keep(*lengths: int) -> Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
+def hidden_states(model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor) -> Tensor:
+    """Hidden states (N, T, E) of all positions of padded sequences, without a cache."""
+    return model.decode(target, model.encode(source, source_keep), source_keep)
+
+
 def logits(
     model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, target: Tensor
 ) -> Tensor:

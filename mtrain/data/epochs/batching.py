@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.kernels.sequences import Padded, Sequences
 from mtrain.tokenizer.rows import Ids, Indices, Rows, pad
 
 # Version of the order in which pairs are sorted. Checkpoints record it, because a run can resume within an
@@ -154,6 +155,20 @@ def _split(lengths: Indices, budget: int, multiple: int) -> list[tuple[int, int]
         parts += multiple
 
 
+class ModelInputs(NamedTuple):
+    """The arguments of a model in training: ids of all tokens, and to which sequences they belong."""
+
+    source: Tensor  # (P)
+    sources: Sequences
+    target_in: Tensor  # (R)
+    targets: Sequences
+
+    def twice(self) -> "ModelInputs":
+        """All pairs, followed by the same pairs once more."""
+        source, target_in = self.source.repeat(2), self.target_in.repeat(2)
+        return ModelInputs(source, self.sources.twice(), target_in, self.targets.twice())
+
+
 @dataclass(frozen=True)
 class Batch:
     """B sentence pairs, padded on the right. Shapes: see `mtrain.model`."""
@@ -176,6 +191,12 @@ class Batch:
         """A batch whose loss and gradient are zero: all of its few positions are padding."""
         batch = cls.of_size(2, 2)
         return replace(batch, labels=torch.full_like(batch.labels, IGNORE), target_tokens=0, rows=[])
+
+    def inputs(self) -> ModelInputs:
+        """The arguments of a model. The targets need no mask: causality hides padding on the right, and the
+        loss ignores it."""
+        sources, targets = Padded.of(self.source, self.source_keep), Padded.of(self.target_in)
+        return ModelInputs(self.source.flatten(), sources, self.target_in.flatten(), targets)
 
     @property
     def positions(self) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from mtrain.data.epochs.batching import Batch, collate
+from mtrain.data.epochs.packed_batch import AnyBatch, batch_type, make_batch
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
 from mtrain.data.rewriting.rewrite import Throttle, never
@@ -34,7 +34,7 @@ class StepInput(NamedTuple):
 
     epoch: int  # from 1
     tokens: int  # target tokens of all batches, of all ranks
-    batches: list[Batch]  # the micro-batches of this rank
+    batches: list[AnyBatch]  # the micro-batches of this rank
     locate: Callable[[], list[str]]  # returns where its pairs come from, as `file:line`
     next: Position  # of the next step, to resume from
     stage: int | None = None  # from 1; None without stages
@@ -99,30 +99,32 @@ class Loader:
     def _make(self, window: Window, position: Position, following: Position) -> StepInput:
         plan = window.plan
         batches = [self.batch(rows, window.corpus) for rows in plan.steps[position.step] if len(rows)]
-        batches = batches or [Batch.without_pairs()]
+        batches = batches or [batch_type(self.device).without_pairs()]
         locate = partial(window.corpus.locate, [row for batch in batches for row in batch.rows])
         stage = len(position.starts) if self.planner.schedule.stages else None
         tokens = plan.step_tokens[position.step]
         return StepInput(position.epoch + 1, tokens, batches, locate, following, stage)
 
-    def batch(self, rows: Indices, corpus: EncodedCorpus) -> Batch:
+    def batch(self, rows: Indices, corpus: EncodedCorpus) -> AnyBatch:
         """The tensors of some rows of a window, pinned if the device is a GPU. They are moved to the device
         later, so that it holds one micro-batch at a time."""
         special = self.tokenizer.special
-        batch = collate(*corpus.fetch(rows), special.pad, special.bos, rows.tolist())
+        sides = corpus.fetch(rows)
+        batch = make_batch(self.device, *sides, special.pad, special.bos, rows.tolist())
         self._require_known_ids(batch)
         return batch.pinned() if self.device.type == "cuda" else batch
 
-    def _require_known_ids(self, batch: Batch) -> None:
+    def _require_known_ids(self, batch: AnyBatch) -> None:
         """Raise DataError if a batch has ids that are not in the vocabulary because a shard has been
         overwritten since it was verified."""
         sizes = self.tokenizer.source_vocab_size, self.tokenizer.target_vocab_size
-        for ids, size in zip((batch.source, batch.target_in), sizes, strict=True):
+        inputs = batch.inputs()
+        for ids, size in zip((inputs.source, inputs.target_in), sizes, strict=True):
             if ids.min() < 0 or ids.max() >= size:
                 self.planner.corpus.require_undamaged()
 
 
-def largest_batches(loader: Loader, window: Window) -> list[Batch]:
+def largest_batches(loader: Loader, window: Window) -> list[AnyBatch]:
     """The batches of a window that need the most memory: the one with the most padded tokens, and the one
     with the largest attention matrices, unless that is the same. If there are other windows or stages, a
     batch of the longest possible pairs, which these may contain, takes the place of the latter."""
@@ -136,8 +138,8 @@ def largest_batches(loader: Loader, window: Window) -> list[Batch]:
     most_tokens = int((pairs * (sources + targets)).argmax())
     if window.share < 1 or len(planner.schedule.stages) > 1:
         budget, length = planner.division.micro_batch_tokens, planner.config.longest_sequence
-        longest_pairs = Batch.of_size(max(1, budget // length), length)
-        if longest_pairs.source.numel() >= budget:  # no batch has more tokens
+        longest_pairs = batch_type(loader.device).of_size(max(1, budget // length), length)
+        if longest_pairs.positions >= 2 * budget:  # no batch has more tokens
             return [longest_pairs]
         return [loader.batch(micro_batches[most_tokens], corpus), longest_pairs]
     largest_attention = int((pairs * np.maximum(sources, targets) ** 2).argmax())

@@ -12,6 +12,7 @@ from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.split import windows_of_pairs
 from mtrain.device import autocast, resolve_precision
 from mtrain.errors import ModelError
+from mtrain.kernels.sequences import Padded
 from mtrain.model.classifier import PairClassifier
 
 
@@ -52,4 +53,4 @@ def log_odds(
     evaluation mode."""
     ids, keep = padded(sequences, model.config.pad_id, device)
     with autocast(device, resolve_precision(device, precision)):
-        return model.forward(ids, keep).tolist()
+        return model.forward(ids.flatten(), Padded.of(ids, keep)).tolist()

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
-from mtrain.data.epochs.batching import Batch
+from mtrain.data.epochs.packed_batch import AnyBatch, batch_type
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import describe_device, preserved_random_states
 from mtrain.distributed.ranks import Ranks
@@ -86,7 +86,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
                 break
 
 
-def activation_bytes(learner: Learner, batch: Batch) -> int:
+def activation_bytes(learner: Learner, batch: AnyBatch) -> int:
     """Bytes of the activations that a forward pass saves for the backward pass."""
     weights = {own_part(p).untyped_storage().data_ptr() for p in learner.model.parameters()}
     saved: dict[int, Tensor] = {}  # by address, which is unique as long as the tensors are alive
@@ -115,7 +115,8 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     longest sentence and the machine, so that a resumed run has the same micro-batches; for CUDA devices, see
     `agree_on_micro_batches`.
     """
-    small, large = (activation_bytes(learner, Batch.of_size(pairs, longest)) for pairs in (2, 4))
+    of_size = batch_type(learner.device).of_size
+    small, large = (activation_bytes(learner, of_size(pairs, longest)) for pairs in (2, 4))
     workers, on_cpu = len(learner.replicas), learner.device.type == "cpu"
     return fit_micro_batch_tokens(small, large, longest, batch_tokens, memory, workers, on_cpu)
 

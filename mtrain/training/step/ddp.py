@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch
+from mtrain.data.epochs.packed_batch import AnyBatch, batch_type
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
@@ -39,7 +39,7 @@ class ParallelLearner(Learner):
         for _ in range(2):
             self._synchronize_nothing()
 
-    def loss(self, model: AnyModel, batch: Batch) -> LossSums:
+    def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, whose gradient is not synchronized."""
         with self._synchronized.no_sync():
             return self._synchronized(batch)  # type: ignore[no-any-return]
@@ -47,10 +47,10 @@ class ParallelLearner(Learner):
     def _synchronize_nothing(self) -> None:
         """Take part in a synchronized pass without pairs, and discard the gradients."""
         with self.ranks.watched():
-            self._synchronized(Batch.without_pairs()).loss.backward()
+            self._synchronized(batch_type(self.device).without_pairs()).loss.backward()
         self._release_memory()
 
-    def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
+    def _accumulate(self, batches: list[AnyBatch], tokens: int) -> Tensor:
         """See `Learner`. If memory of a rank runs out, all of them start again with smaller micro-batches.
 
         Raises SynchronizationMemoryError if this happens in the last backward pass.
@@ -67,7 +67,7 @@ class ParallelLearner(Learner):
             self._synchronize_nothing()  # because a synchronized forward pass requires a backward pass
 
     def _try_until_last_backward(
-        self, batches: Sequence[Batch], tokens: int
+        self, batches: Sequence[AnyBatch], tokens: int
     ) -> tuple[Tensor, LossSums] | None:
         """Run all passes but the last backward pass, without communication. Returns the summed loss and nll
         of all batches but the last, and the sums of the last; None if memory ran out."""
@@ -78,7 +78,7 @@ class ParallelLearner(Learner):
             self._reduce_micro_batches(error, batches)
             return None
 
-    def _synchronize(self, total: Tensor, last: LossSums, batches: Sequence[Batch], tokens: int) -> Tensor:
+    def _synchronize(self, total: Tensor, last: LossSums, batches: Sequence[AnyBatch], tokens: int) -> Tensor:
         """Run the last backward pass, and add up the gradients and the losses of all ranks."""
         sums = total + torch.stack([last.loss.detach(), last.nll])
         complete = self.ranks.start_all_reduce(sums)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch
+from mtrain.data.epochs.packed_batch import AnyBatch, batch_type
 from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
@@ -42,18 +42,18 @@ class ShardedLearner(Learner):
         super().__init__(model, training.model_copy(update={"compile": "off"}))
         self._root = root
 
-    def loss(self, model: AnyModel, batch: Batch) -> LossSums:
+    def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch. Its backward pass adds up the gradients over the ranks."""
         return self._root(batch)  # type: ignore[no-any-return, operator]
 
-    def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
+    def _accumulate(self, batches: list[AnyBatch], tokens: int) -> Tensor:
         """See `Learner`. Each micro-batch adds up its gradients, so that no rank keeps all of them.
 
         Raises SynchronizationMemoryError if memory runs out, because the other ranks wait for this one.
         """
         batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
         count = int(self.ranks.all_reduce_max(len(batches))[0])
-        batches += [Batch.without_pairs()] * (count - len(batches))
+        batches += [batch_type(self.device).without_pairs()] * (count - len(batches))
         sums = torch.zeros(2, device=self.device)
         try:
             with self.ranks.watched():
@@ -65,7 +65,7 @@ class ShardedLearner(Learner):
         self.ranks.start_all_reduce(sums)()
         return sums
 
-    def _accumulate_alone(self, batches: list[Batch], tokens: int) -> Tensor:
+    def _accumulate_alone(self, batches: list[AnyBatch], tokens: int) -> Tensor:
         return self._accumulate(batches, tokens)
 
     def discard(self, sums: LossSums) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch
+from mtrain.data.epochs.packed_batch import AnyBatch
 from mtrain.device import (
     autocast,
     default_worker_count,
@@ -70,7 +70,7 @@ class Learner:
         if self.compiles:
             self._compile()
         self.pool = thread_pool(workers)
-        self.max_micro_batch_positions = math.inf  # padding included; lowered when memory runs out
+        self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
         self.updates = 0  # number of updates of the weights that were begun
 
@@ -84,7 +84,7 @@ class Learner:
         for replica in self.replicas:
             replica.compile(dynamic=True)
 
-    def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
+    def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.
 
         The gradient is that of the summed loss divided by `tokens`, however the pairs are split into batches.
@@ -119,11 +119,11 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return StepMetrics(torch.stack([*sums, norm, found_inf]), tokens)
 
-    def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
+    def _accumulate(self, batches: list[AnyBatch], tokens: int) -> Tensor:
         """Accumulate the gradients of all batches. Returns the summed loss and nll, (2,)."""
         return self._accumulate_alone(batches, tokens)
 
-    def _accumulate_alone(self, batches: list[Batch], tokens: int) -> Tensor:
+    def _accumulate_alone(self, batches: list[AnyBatch], tokens: int) -> Tensor:
         """`_accumulate` in this process.
 
         If memory runs out, the batches are split to at most half the size of the largest one. The limit also
@@ -139,7 +139,7 @@ class Learner:
                 self._reduce_micro_batches(error, batches)
             self._release_memory()
 
-    def _reduce_micro_batches(self, error: Exception, batches: Sequence[Batch]) -> None:
+    def _reduce_micro_batches(self, error: Exception, batches: Sequence[AnyBatch]) -> None:
         """After an out-of-memory `error`, limit micro-batches to half the size of the largest of `batches`
         that can be divided. Raises any other error again, and also if none can be divided."""
         divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
@@ -147,15 +147,16 @@ class Learner:
             raise error
         self.max_micro_batch_positions = max(divisible) / 2
         size = f"{len(batches)} micro-batches ({sum(len(batch.rows) for batch in batches)} pairs)"
+        unit = "tokens" if self.device.type == "cuda" else "padded tokens"
         limit = int(self.max_micro_batch_positions)
-        log.warning("out of memory in %s; limiting each to %d padded tokens", size, limit)
+        log.warning("out of memory in %s; limiting each to %d %s", size, limit, unit)
 
     def _release_memory(self) -> None:
         for replica in self.replicas:
             replica.zero_grad(set_to_none=True)
         release_cached_memory(self.device)
 
-    def _accumulate_in_threads(self, batches: Sequence[Batch], tokens: int) -> Tensor:
+    def _accumulate_in_threads(self, batches: Sequence[AnyBatch], tokens: int) -> Tensor:
         assert self.pool is not None
         replicas = self.replicas[: len(batches)]
         # Checkpoints have the state of this generator, so a resumed run draws the same dropout masks.
@@ -178,7 +179,7 @@ class Learner:
             replica.zero_grad(set_to_none=True)
 
     def _forward_backward(
-        self, model: AnyModel, batches: Sequence[Batch], tokens: int, seed: int | None = None
+        self, model: AnyModel, batches: Sequence[AnyBatch], tokens: int, seed: int | None = None
     ) -> Tensor:
         if seed is not None:
             Dropout.seed(model, seed)
@@ -191,22 +192,21 @@ class Learner:
         (sums.loss / tokens * self.loss_scaler.scale).backward()  # type: ignore[no-untyped-call]
         return torch.stack([sums.loss.detach(), sums.nll])
 
-    def loss(self, model: AnyModel, batch: Batch) -> LossSums:
+    def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
         moved = batch.to(self.device)
-        inputs = [moved.source, moved.source_keep, moved.target_in]
-        smoothing = self.training.label_smoothing
+        inputs, labels, smoothing = moved.inputs(), moved.labels, self.training.label_smoothing
         with autocast(self.device, self.precision):
             if not self.r_drop:
-                return model.loss(model(*inputs), moved.labels, smoothing)
+                return model.loss(model(*inputs), labels, smoothing, inputs.targets)
             assert isinstance(model, Transformer)
-            hidden = model(*(part.repeat(2, 1) for part in inputs))  # two passes with different dropout
-            return r_drop_loss(hidden, *model.projection(), moved.labels, smoothing, self.r_drop)
+            hidden = model(*inputs.twice())  # two passes with different dropout
+            return r_drop_loss(hidden, *model.projection(), labels, smoothing, self.r_drop)
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""
 
-    def dry_run(self, batch: Batch) -> None:
+    def dry_run(self, batch: AnyBatch) -> None:
         """Allocate all memory that training needs: run a batch in every worker at once, and discard the
         gradients. Weights, optimizer and random generators do not change."""
         for parameter in self.model.parameters():
@@ -221,11 +221,11 @@ class Learner:
 class BatchLoss(nn.Module):
     """The loss of a batch as a module that contains all uses of the parameters, which DDP and FSDP wrap."""
 
-    def __init__(self, model: AnyModel, loss: Callable[[AnyModel, Batch], LossSums]):
+    def __init__(self, model: AnyModel, loss: Callable[[AnyModel, AnyBatch], LossSums]):
         super().__init__()
         self.model, self._loss = model, loss
 
-    def forward(self, batch: Batch) -> LossSums:
+    def forward(self, batch: AnyBatch) -> LossSums:
         return self._loss(self.model, batch)
 
 

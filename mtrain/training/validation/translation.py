@@ -13,7 +13,7 @@ import torch
 
 from mtrain.config.languages import Direction, changed_bleu_tokenizers
 from mtrain.config.schema import Config
-from mtrain.data.epochs.batching import Batch, collate
+from mtrain.data.epochs.packed_batch import AnyBatch, make_batch
 from mtrain.data.prepare import PreparedData
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches
@@ -114,14 +114,14 @@ class Validator:
             value.append(changed)
         return sha256_of_json(value)
 
-    def _encode(self, micro_batch_tokens: int) -> list[Batch]:
+    def _encode(self, micro_batch_tokens: int) -> list[AnyBatch]:
         """Batches for the loss; pairs longer than `data.max_length` are truncated."""
         special, longest = self.tokenizer.special, self.config.data.max_length - 1
         sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
         source, target = (Rows.from_lists([[*ids[:longest], special.eos] for ids in side]) for side in sides)
         lengths = np.maximum(source.lengths, target.lengths).tolist()
         return [
-            collate(source.take(rows), target.take(rows), special.pad, special.bos, rows)
+            make_batch(self.device, source.take(rows), target.take(rows), special.pad, special.bos, rows)
             for rows in in_batches(lengths, micro_batch_tokens)
         ]
 
@@ -188,13 +188,12 @@ class Validator:
             return None
 
     @torch.no_grad()
-    def _nll(self, model: Transformer, batches: list[Batch]) -> float:
+    def _nll(self, model: Transformer, batches: list[AnyBatch]) -> float:
         total = 0.0
         precision = resolve_precision(self.device, self.config.training.precision)
         for batch in batches:
             moved = batch.to(self.device)
             with autocast(self.device, precision):
-                hidden = model.forward(moved.source, moved.source_keep, moved.target_in)
-                sums = model.loss(hidden, moved.labels, 0.0)
+                sums = model.loss(model.forward(*moved.inputs()), moved.labels, 0.0)
             total += sums.nll.item()
         return total

@@ -41,7 +41,8 @@ def _load_and_use_model(path: Path) -> None:
     ids = [*tokenizer.encode_source(["It is a \u2581 test."])[0][:9], tokenizer.special.eos]
     source = torch.tensor([ids])
     with torch.no_grad():
-        model(source, torch.ones_like(source, dtype=torch.bool), torch.tensor([[config.model.bos_id]]))
+        keep = torch.ones_like(source, dtype=torch.bool)
+        model.decode(torch.tensor([[config.model.bos_id]]), model.encode(source, keep), keep)
     tokenizer.word_starts(ids)
     tokenizer.decode([list(range(min(50, tokenizer.target_vocab_size)))])
     tokenizer.fingerprint()

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.kernels.sequences import Padded
 from mtrain.model.build import build_model
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.transformer import Transformer
@@ -24,6 +25,12 @@ def make(dtype: torch.dtype = torch.float64, **options) -> PairClassifier:
     return model.to(dtype).eval()
 
 
+def odds_of(model: PairClassifier, rows: list[list[int]], more: int = 0) -> torch.Tensor:
+    """The log-odds of rows that are padded to a common length."""
+    ids, keep = padded(rows, more)
+    return model(ids.flatten(), Padded.of(ids, keep))
+
+
 def padded(rows: list[list[int]], more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, rows)) + more
     ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
@@ -34,11 +41,11 @@ def padded(rows: list[list[int]], more: int = 0) -> tuple[torch.Tensor, torch.Te
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_neither_padding_nor_other_pairs_change_a_probability(positions, norm):
     model = make(positions=positions, norm=norm)
-    together = model(*padded(ROWS))
+    together = odds_of(model, ROWS)
     order = [2, 0, 3, 1]
-    torch.testing.assert_close(model(*padded([ROWS[i] for i in order], more=5)), together[order])
+    torch.testing.assert_close(odds_of(model, [ROWS[i] for i in order], more=5), together[order])
     for row, expected in zip(ROWS, together, strict=True):
-        torch.testing.assert_close(model(*padded([row])), expected[None])
+        torch.testing.assert_close(odds_of(model, [row]), expected[None])
 
 
 def test_the_encoder_is_that_of_the_transformer():
@@ -55,16 +62,18 @@ def test_the_encoder_is_that_of_the_transformer():
     memory = translator.encode(ids, keep)
     torch.testing.assert_close(model.encode(ids, keep)[keep], memory[keep])
     pooled = torch.stack([memory[0].mean(dim=0), memory[1, :2].mean(dim=0)])
-    torch.testing.assert_close(model(ids, keep), model.classifier(pooled).squeeze(1))
+    torch.testing.assert_close(
+        model(ids.flatten(), Padded.of(ids, keep)), model.classifier(pooled).squeeze(1)
+    )
 
 
 def test_the_sides_of_a_pair_are_distinguished():
     """By their segments, not only by their positions, which start again in the target."""
     model = make()
-    one, other = model(*padded([[5, 6, EOS, 7, 8, EOS], [7, 8, EOS, 5, 6, EOS]]))
+    one, other = odds_of(model, [[5, 6, EOS, 7, 8, EOS], [7, 8, EOS, 5, 6, EOS]])
     assert (one - other).abs() > 1e-6
     torch.nn.init.zeros_(model.segment_embedding.weight)
-    one, other = model(*padded([[5, 6, EOS, 7, 8, EOS], [7, 8, EOS, 5, 6, EOS]]))
+    one, other = odds_of(model, [[5, 6, EOS, 7, 8, EOS], [7, 8, EOS, 5, 6, EOS]])
     torch.testing.assert_close(one, other)  # the same tokens at the same positions
 
 
@@ -75,7 +84,7 @@ def test_the_loss_is_binary_cross_entropy(dtype, smoothing):
     torch.manual_seed(1)
     odds = (3 * torch.randn(6)).to(dtype).requires_grad_()
     labels = torch.tensor([[1], [0], [IGNORE], [1], [0], [0]])
-    sums = make().loss(odds, labels, smoothing)
+    sums = make().loss(odds, labels, smoothing, Padded.of(labels))
     keep = labels[:, 0] != IGNORE
     classes = labels[keep, 0]
     expected = F.binary_cross_entropy_with_logits(odds[keep], classes.to(dtype), reduction="sum")
@@ -91,13 +100,13 @@ def test_the_loss_is_binary_cross_entropy(dtype, smoothing):
 def test_log_odds_are_not_rounded_under_autocast():
     model = make(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        odds = model(*padded(ROWS))
+        odds = odds_of(model, ROWS)
     assert odds.dtype == torch.float32 and odds.bfloat16().float().ne(odds).any()
-    torch.testing.assert_close(odds, model(*padded(ROWS)), rtol=0.1, atol=0.1)
+    torch.testing.assert_close(odds, odds_of(model, ROWS), rtol=0.1, atol=0.1)
 
 
 def test_learned_positions_suffice_for_both_sides():
     """Each side has as many as there are; longer sequences occur only to measure memory."""
     model = make(positions="learned")
     side = [5] * 11 + [EOS]
-    assert model(*padded([side + side, [5] * 24])).isfinite().all()
+    assert odds_of(model, [side + side, [5] * 24]).isfinite().all()

@@ -104,7 +104,7 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_sentences(special: dict[str, in
         model.zero_grad()
         source, target = (Rows.from_lists([side[row] for row in rows]) for side in (sources, targets))
         batch = collate(source, target, model.config.pad_id, model.config.bos_id, rows)
-        hidden = model(batch.source, batch.source_keep, batch.target_in)
+        hidden = model(*batch.inputs())
         sums = translation_loss(hidden, *model.projection(), batch.labels, 0.1)
         sums.loss.backward()
         gradients = [parameter.grad.clone() for parameter in model.parameters()]

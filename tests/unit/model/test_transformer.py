@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import causal_mask, recording
+from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Dropout, MultiHeadAttention, Transformer, sinusoidal_positions
 from tests.support.transformer import (
@@ -18,6 +19,7 @@ from tests.support.transformer import (
     build,
     copy_layer,
     decode_cached,
+    hidden_states,
     ids,
     keep,
     logits,
@@ -159,7 +161,7 @@ def test_a_copy_without_a_type_packs_only_the_projection(monkeypatch) -> None:
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
     packed = DecodingTransformer(model, None)
-    hidden = model(source, kept, target)
+    hidden = hidden_states(model, source, kept, target)
     memory = packed.encode(source, kept)
     assert torch.equal(packed.decode(target, memory, kept), hidden)
     torch.testing.assert_close(packed.project(hidden), model.project(hidden))
@@ -221,7 +223,9 @@ def test_attention_weights_of_every_layer_equal_torch(norm: str) -> None:
                 x, other, other, key_padding_mask=padding, attn_mask=mask, average_attn_weights=False
             )
             torch.testing.assert_close(layer_weights, expected, **DOUBLE)
-    torch.testing.assert_close(hidden, model(source.repeat_interleave(2, 0), rows_kept, target), **DOUBLE)
+    torch.testing.assert_close(
+        hidden, hidden_states(model, source.repeat_interleave(2, 0), rows_kept, target), **DOUBLE
+    )
 
 
 # -------------------------------------------------------------------------------------- building options
@@ -255,7 +259,7 @@ def test_tied_gradient_is_the_sum_over_the_uses(tie: str) -> None:
     free.load_state_dict({**own, **uses, "output_weight": target_table})
     source, target, pull = ids(2, 4), ids(2, 3), torch.randn(2, 3, 30).double()
     for model in (tied, free):
-        (model.project(model(source, keep(4, 3), target)) * pull).sum().backward()
+        (model.project(hidden_states(model, source, keep(4, 3), target)) * pull).sum().backward()
     target_side = free.target_embedding.weight.grad + free.output_weight.grad
     if tie == "decoder":
         torch.testing.assert_close(tied.target_embedding.weight.grad, target_side)
@@ -315,7 +319,9 @@ def test_forward_hooks_fire_in_training() -> None:
     blocks = {name: block for name, block in model.named_modules() if name}
     for name, block in blocks.items():
         block.register_forward_hook(lambda *_, name=name: fired.add(name))
-    model(ids(2, 4), keep(4, 3), ids(2, 4))
+    source, target = ids(2, 4), ids(2, 4)
+    sources = Padded.of(source, keep(4, 3))
+    model(source.flatten(), sources, target.flatten(), Padded.of(target))
     layers = {name for name in blocks if name.count(".") == 1 and "coder" in name}
     weighted = {name for name, block in blocks.items() if list(block.parameters(recurse=False))}
     sliced = {f"decoder.{layer}.cross_attention.query_key_value" for layer in (0, 1)}  # used in two parts
@@ -421,7 +427,7 @@ def test_whole_model_equals_torch_transformer(norm: str, activation: str) -> Non
         src_key_padding_mask=~kept,
         memory_key_padding_mask=~kept,
     )
-    torch.testing.assert_close(ours(source, kept, target), expected, **DOUBLE)
+    torch.testing.assert_close(hidden_states(ours, source, kept, target), expected, **DOUBLE)
     torch.testing.assert_close(
         logits(ours, source, kept, target), expected @ ours.source_embedding.weight.T, **DOUBLE
     )

@@ -11,7 +11,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Shape, count_operations, flops_of
-from tests.support.transformer import ids
+from tests.support.transformer import hidden_states, ids
 
 WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 40}
 SMALL = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
@@ -24,7 +24,7 @@ def test_flops_of_a_step_are_those_that_pytorch_counts(activation):
     model = Transformer(config).train()
     sides = ids(sentences, source, vocab=90), ids(sentences, target, vocab=110)
     with FlopCounterMode(display=False) as counter:
-        hidden = model(sides[0], torch.ones_like(sides[0], dtype=torch.bool), sides[1])
+        hidden = hidden_states(model, sides[0], torch.ones_like(sides[0], dtype=torch.bool), sides[1])
         translation_loss(hidden, *model.projection(), sides[1], 0.1).loss.backward()
     assert flops_of(config, Shape.of_lengths(sentences, source, target)) == counter.get_total_flops()
 
@@ -57,7 +57,7 @@ def test_operations_are_about_as_many_as_pytorch_dispatches():
         model = Transformer(config).train()
         source, target = ids(5, 80), ids(5, 80)
         with Operations() as operations:
-            hidden = model(source, torch.ones_like(source, dtype=torch.bool), target)
+            hidden = hidden_states(model, source, torch.ones_like(source, dtype=torch.bool), target)
             translation_loss(hidden, *model.projection(), target, 0.1).loss.backward()
         assert count_operations(config, low_precision=False) == pytest.approx(operations.count, rel=0.12)
 

@@ -10,6 +10,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
+from mtrain.kernels.sequences import Padded
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
 from mtrain.training.step.learner import Learner
@@ -44,7 +45,8 @@ def test_batches_of_all_sizes_share_one_compilation(graphs):
     for sentences, source_length, target_length in [(5, 20, 20), *batches]:  # equal lengths mean nothing
         source = torch.zeros(sentences, source_length, dtype=torch.int64, device="meta")
         target = torch.zeros(sentences, target_length, dtype=torch.int64, device="meta")
-        learner.model(source, source == 0, target).sum().backward()
+        sources, targets = Padded.of(source, source == 0), Padded.of(target)
+        learner.model(source.flatten(), sources, target.flatten(), targets).sum().backward()
     assert len(graphs) == 1
 
 

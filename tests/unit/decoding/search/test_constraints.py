@@ -18,6 +18,7 @@ from mtrain.kernels.attention import recording
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, assert_same, build, options, sentences, tokens
+from tests.support.transformer import hidden_states
 
 
 @torch.no_grad()
@@ -177,7 +178,7 @@ def as_generate(
             if EOS in target[:-1] or target[-1] != EOS or set(target) & set(config.forbidden_ids):
                 continue
             rows, inputs = source[keep][None], torch.tensor([[model.config.bos_id, *target[:-1]]])
-            hidden = model(rows, torch.ones_like(rows, dtype=torch.bool), inputs)
+            hidden = hidden_states(model, rows, torch.ones_like(rows, dtype=torch.bool), inputs)
             shares = model.project(hidden)[0].softmax(-1)
             if config.renormalize:
                 shares[:, config.forbidden_ids] = 0

@@ -15,6 +15,7 @@ from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, build, options
+from tests.support.transformer import hidden_states
 
 
 def predictor_of(model: DecodingTransformer, beams: int) -> Predictor:
@@ -89,7 +90,7 @@ def test_scores_and_samples_of_a_rounded_projection_are_those_of_full_precision(
     generated = torch.arange(6) < lengths[:, None]
 
     bos = torch.full((20, 1), model.config.bos_id)
-    hidden = model(source, keep, torch.cat([bos, targets[:, :-1]], dim=1))
+    hidden = hidden_states(model, source, keep, torch.cat([bos, targets[:, :-1]], dim=1))
     rounded = low.project(hidden).float().log_softmax(dim=-1).gather(2, targets[..., None])[..., 0]
     expected = forced_log_probs([DecodingTransformer(model)], source, keep, targets)
     scored = forced_log_probs([low], source, keep, targets)

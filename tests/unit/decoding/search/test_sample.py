@@ -9,6 +9,7 @@ from mtrain.decoding.search.sample import draw, gumbel_noise, noise_keys
 from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import build, options, sentences
+from tests.support.transformer import hidden_states
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0], dtype=torch.float64)
 DRAWS = 100_000
@@ -131,6 +132,6 @@ def test_first_tokens_of_many_samples_follow_the_model() -> None:
     )[0]
     firsts = [(*h.ids, 3)[0] for h in found]
     with torch.no_grad():
-        logits = model.project(model(source, keep, torch.tensor([[2]])))[0, 0]
+        logits = model.project(hidden_states(model, source, keep, torch.tensor([[2]])))[0, 0]
     expected = logits.softmax(0).numpy()
     assert np.bincount(firsts, minlength=6) / count == pytest.approx(expected, abs=4 * 0.5 / count**0.5)

@@ -1,0 +1,215 @@
+"""Batches without padding, for CUDA devices, and the choice between the two kinds of batches.
+
+A packed batch is one buffer of int32 numbers, so that moving it to the device is one copy. `Layout` says
+where its parts are. Shapes are those of the pairs, or fixed ones with more tokens and sequences than the
+pairs have: the surplus tokens then form sequences whose labels are ignored, and change neither loss nor
+gradient.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mtrain.data.epochs.batching import Batch, ModelInputs, collate
+from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.kernels.sequences import Packed
+from mtrain.tokenizer.rows import Ids, Rows
+
+HEADER = 32  # numbers at the start of the buffer, which training steps with fixed shapes use
+KEY = 0  # of the header: the key of dropout
+FACTOR = 1  # 1 / target tokens of the step, the bits of a float32 number
+RATE = 2  # the learning rate, the bits of a float32 number
+MICRO_BATCH = 3  # the number of the micro-batch in its step
+
+_ALIGNMENT = 32  # numbers; kernels are compiled again for pointers that are not aligned
+
+
+Int32 = npt.NDArray[np.int32]
+Buffer = TypeVar("Buffer", Tensor, Int32)
+
+
+class Parts(NamedTuple, Generic[Buffer]):
+    """The parts of a buffer, which share its memory. There are P source tokens, R target tokens, and N
+    sequences on each side."""
+
+    header: Buffer  # (HEADER)
+    source: Buffer  # (P) ids of the sources, each with EOS
+    target_in: Buffer  # (R) BOS and the target without its last token
+    source_place: Buffer  # (P) the position of each token in its sequence
+    target_place: Buffer  # (R)
+    labels: Buffer  # (R) the target with EOS; surplus tokens are IGNORE
+    source_starts: Buffer  # (N + 1) the first token of each sequence, and the end of the last one
+    target_starts: Buffer  # (N + 1)
+
+
+class Layout(NamedTuple):
+    """The shapes of a packed batch."""
+
+    source: int  # source tokens
+    target: int  # target tokens
+    sequences: int  # on each side
+    longest: int  # no sequence has more tokens; at most as many as the model has positions
+
+    @classmethod
+    def of(cls, source: Rows, target: Rows) -> Self:
+        """The layout that fits some pairs exactly."""
+        longest = max(int(side.lengths.max(initial=0)) for side in (source, target))
+        return cls(len(source.ids), len(target.ids), len(source.lengths), longest)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of elements of each part."""
+        starts = self.sequences + 1
+        return HEADER, self.source, self.target, self.source, self.target, self.target, starts, starts
+
+    @property
+    def numbers(self) -> int:
+        """The size of the buffer."""
+        return sum(map(_aligned, self.sizes))
+
+    def parts(self, buffer: Buffer) -> Parts[Buffer]:
+        """The parts of a buffer."""
+        found: list[Buffer] = []
+        start = 0
+        for size in self.sizes:
+            found.append(buffer[start : start + size])
+            start += _aligned(size)
+        return Parts(*found)
+
+
+def _aligned(size: int) -> int:
+    return size + -size % _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Sentence pairs, one after another. It has the methods of `Batch`."""
+
+    buffer: Tensor  # (layout.numbers) int32
+    layout: Layout
+    target_tokens: int  # labels that are not IGNORE
+    rows: list[int]  # row numbers of the pairs in the encoded corpus
+
+    @classmethod
+    def of_size(cls, pairs: int, length: int) -> "PackedBatch":
+        """A batch of pairs of `length` tokens on both sides, to measure memory."""
+        side = Rows(np.zeros(pairs * length, np.int32), np.full(pairs, length, np.int32))
+        return pack(side, side, 0, [0] * pairs)
+
+    @classmethod
+    def without_pairs(cls) -> "PackedBatch":
+        """A batch whose loss and gradient are zero: all of its few tokens are surplus."""
+        return pack(Rows.from_lists([]), Rows.from_lists([]), 0, [], Layout(4, 4, 2, 2))
+
+    @property
+    def parts(self) -> Parts[Tensor]:
+        """The parts of the buffer."""
+        return self.layout.parts(self.buffer)
+
+    @property
+    def labels(self) -> Tensor:
+        """Ids (R) int64 of the targets, each with EOS; IGNORE for surplus tokens."""
+        return self.parts.labels.long()
+
+    def inputs(self) -> ModelInputs:
+        """The arguments of a model."""
+        parts, longest = self.parts, self.layout.longest
+        sources = Packed(parts.source_starts, parts.source_place, longest)
+        targets = Packed(parts.target_starts, parts.target_place, longest)
+        return ModelInputs(parts.source, sources, parts.target_in, targets)
+
+    @property
+    def positions(self) -> int:
+        """Tokens of both sides, including surplus ones."""
+        return self.layout.source + self.layout.target
+
+    def split(self, max_positions: float) -> list["PackedBatch"]:
+        """Split in half recursively, until each part has at most `max_positions` positions or one pair."""
+        middle = len(self.rows) // 2
+        if self.positions <= max_positions or not middle:
+            return [self]
+        halves = self._part(0, middle), self._part(middle, len(self.rows))
+        return [part for half in halves for part in half.split(max_positions)]
+
+    def in_layout(self, layout: Layout) -> "PackedBatch":
+        """The same pairs in another layout. Raises ValueError if they do not fit."""
+        return self._part(0, len(self.rows), layout)
+
+    def _part(self, start: int, stop: int, layout: Layout | None = None) -> "PackedBatch":
+        parts: Parts[Int32] = self.layout.parts(self.buffer.numpy())
+
+        def side(ids: Int32, starts: Int32) -> Rows:
+            return Rows(ids[starts[start] : starts[stop]], np.diff(starts[start : stop + 1]))
+
+        source, target = side(parts.source, parts.source_starts), side(parts.labels, parts.target_starts)
+        return pack(source, target, int(parts.target_in[0]), self.rows[start:stop], layout)
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device. Copying a pinned batch to a CUDA device does not block the host."""
+        return replace(self, buffer=self.buffer.to(device, non_blocking=device.type == "cuda"))
+
+    def pinned(self) -> Self:
+        """The same batch in pinned memory."""
+        return replace(self, buffer=self.buffer.pin_memory())
+
+
+AnyBatch = Batch | PackedBatch
+
+
+def batch_type(device: torch.device) -> type[Batch] | type[PackedBatch]:
+    """The kind of batch that suits a device."""
+    return PackedBatch if device.type == "cuda" else Batch
+
+
+def make_batch(
+    device: torch.device, source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int]
+) -> AnyBatch:
+    """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS."""
+    if batch_type(device) is PackedBatch:
+        return pack(source, target, bos_id, rows)
+    return collate(source, target, pad_id, bos_id, rows)
+
+
+def pack(
+    source: Rows, target: Rows, bos_id: int, rows: list[int], layout: Layout | None = None
+) -> PackedBatch:
+    """Pack encoded pairs, each side of which ends in EOS. Without a layout, in the one that fits exactly.
+
+    Surplus tokens are spread evenly over the sequences that `layout` has more than there are pairs. They
+    repeat the ids of the pairs: the gradient of embeddings would take long if a single id were frequent.
+    Raises ValueError if the pairs do not fit.
+    """
+    layout = layout or Layout.of(source, target)
+    buffer = torch.zeros(layout.numbers, dtype=torch.int32)
+    parts: Parts[Int32] = layout.parts(buffer.numpy())
+    _write_sequences(source.lengths, layout, parts.source_starts, parts.source_place)
+    parts.source[:] = np.resize(source.ids, layout.source)
+    filled = _write_sequences(target.lengths, layout, parts.target_starts, parts.target_place)
+    ids = np.resize(target.ids, layout.target)
+    parts.target_in[1:] = ids[:-1]
+    parts.target_in[parts.target_starts[:-1][filled]] = bos_id
+    parts.labels[:] = ids
+    parts.labels[len(target.ids) :] = IGNORE
+    return PackedBatch(buffer, layout, len(target.ids), rows)
+
+
+def _write_sequences(lengths: Ids, layout: Layout, starts: Int32, place: Int32) -> npt.NDArray[np.bool_]:
+    """Write where sequences of these lengths and surplus ones start, and the position of each token in its
+    sequence. Returns which sequences have tokens."""
+    surplus, spare = len(place) - int(lengths.sum()), layout.sequences - len(lengths)
+    if (
+        surplus < 0
+        or spare < 0
+        or surplus > spare * layout.longest
+        or lengths.max(initial=0) > layout.longest
+    ):
+        raise ValueError(f"{len(lengths)} sequences with {int(lengths.sum())} tokens do not fit {layout}")
+    shares = (surplus + np.arange(spare)[::-1]) // max(spare, 1)
+    counts = np.concatenate([lengths, shares])
+    starts[1:] = np.cumsum(counts)
+    place[:] = np.arange(len(place)) - np.repeat(starts[:-1], counts)
+    return counts > 0
