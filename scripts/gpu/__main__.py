@@ -46,8 +46,6 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             part.add_argument("batch_tokens", type=int, nargs="+", metavar="TOKENS", help="tokens per batch")
         if function in (training.measure, profiling.profile_training):
             part.add_argument("--compile", dest="compiled", default="off", choices=["on", "off"])
-        if function is training.measure:
-            part.add_argument("--attention", default="default", choices=["default", "cudnn"])
     return vars(parser.parse_args(arguments))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from simulate_cuda.device import ROOT, library, recording  # isort: skip  # precedes torch
 
@@ -26,7 +27,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch
+from mtrain.data.epochs.packed_batch import PackedBatch
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
@@ -78,8 +79,9 @@ def _without_data() -> Iterator[None]:
     many tensors at once, as it does with real tensors."""
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     library.use_attention_of_gpu(True)
+    flash = patch("torch._C._is_flash_attention_available", lambda: True)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with flash, FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         library.use_attention_of_gpu(False)
@@ -99,8 +101,9 @@ def _learner(model: Transformer, precision: str) -> Learner:
 def count_training(preset: str, precision: str, tokens: int) -> Counts:
     """Count the operations and copies of a training step with `tokens` target tokens in one micro-batch, and
     the waits of a step of a small model."""
+    batch = PackedBatch.of_size(tokens // LENGTH, LENGTH)
     with _without_data():
-        learner, batch = _learner(_model(preset), precision), Batch.of_size(tokens // LENGTH, LENGTH)
+        learner = _learner(_model(preset), precision)
         for parameter in learner.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         learner.optimizer.step()  # allocates the moments, as the first training step does
@@ -114,7 +117,7 @@ def count_training(preset: str, precision: str, tokens: int) -> Counts:
 @functools.cache
 def _waits_of_training(preset: str, precision: str) -> Counter[str]:
     learner = _learner(_model(preset, **NARROW), precision)
-    batches = [Batch.of_size(pairs, length).pinned() for pairs, length in ((7, 20), (5, 9))]
+    batches = [PackedBatch.of_size(pairs, length).pinned() for pairs, length in ((7, 20), (5, 9))]
     learner.step(batches, 185, 1e-3)
     with recording() as events:
         learner.step(batches, 185, 1e-3)

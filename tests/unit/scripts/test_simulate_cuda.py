@@ -134,6 +134,6 @@ def test_the_complete_check_passes():
     translations = ["demo", "translate, greedy", "translate, beam 5", "score"]
     assert sorted(ended) == sorted(["tests", "tests, compiled", *translations, "resume", "counts"])
     assert (
-        len(re.findall(r"^training, (?:base|big), \S+ \S+ tokens .* 4 +0$", done.stdout, re.MULTILINE)) == 8
+        len(re.findall(r"^training, (?:base|big), \S+ \S+ tokens .* 1 +0$", done.stdout, re.MULTILINE)) == 8
     )
     assert len(re.findall(r"^decoding, .* beam [15] .*\d$", done.stdout, re.MULTILINE)) == 2
