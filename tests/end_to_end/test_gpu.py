@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -16,11 +17,13 @@ from torch._dynamo.utils import counters
 from mtrain import Translator
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch, collate
+from mtrain.data.epochs.batching import collate
 from mtrain.data.epochs.loader import largest_batches
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, pack
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search
 from mtrain.device import copy_to_host_async, resolve_device
+from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.rows import Rows
@@ -35,10 +38,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def test_a_step_gives_the_same_loss_and_weights(parts):
     config, model, data, tokenizer = parts
-    batches = batches_of([[0, 1, 2], [3, 4]], data, tokenizer)
-    tokens = sum(batch.target_tokens for batch in batches)
     results = {}
     for device in ("cpu", "cuda"):
+        batches = batches_of([[0, 1, 2], [3, 4]], data, tokenizer, device)
+        tokens = sum(batch.target_tokens for batch in batches)
         moved = copy.deepcopy(model).to(
             device
         )  # in fp64: Adam amplifies gradients that are only rounding errors
@@ -59,9 +62,10 @@ def attention(request) -> Iterator[str]:
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-@pytest.fixture(scope="module")
-def padded() -> tuple[Transformer, Batch, Tensor, list[Tensor]]:
-    """A model with heads of usual width, a batch with padding, and its loss and gradients in fp64."""
+@pytest.fixture(scope="module", params=["padded", "packed", "packed in a larger layout"])
+def example(request) -> tuple[Transformer, AnyBatch, Tensor, list[Tensor]]:
+    """A model with heads of usual width, a batch of sentences of different lengths, and its loss and
+    gradients in fp64."""
     sizes = {
         "d_model": 128,
         "ffn_dim": 256,
@@ -78,12 +82,17 @@ def padded() -> tuple[Transformer, Batch, Tensor, list[Tensor]]:
     for _ in range(2):
         rows = [[*generator.integers(4, 500, length), 3] for length in generator.integers(2, 100, 24)]
         sides.append(Rows.from_lists(rows))
-    batch = collate(*sides, 0, 2, list(range(24)))
-    return model, batch, *gradients(model, batch, torch.float64, "cpu", "fp32", "off")
+    batch: AnyBatch = collate(*sides, 0, 2, list(range(24)))
+    expected = gradients(model, batch, torch.float64, "cpu", "fp32", "off")
+    if request.param != "padded":
+        batch = pack(*sides, 2, list(range(24)))
+    if request.param == "packed in a larger layout":
+        batch = batch.in_layout(Layout(3000, 2900, 64, 128))
+    return model, batch, *expected
 
 
 def gradients(
-    model: Transformer, batch: Batch, dtype: torch.dtype, device: str, precision: str, compiled: str
+    model: Transformer, batch: AnyBatch, dtype: torch.dtype, device: str, precision: str, compiled: str
 ) -> tuple[Tensor, list[Tensor]]:
     """The mean loss of a batch, and the gradient of each parameter, in fp64 on the CPU, computed in parts of
     different sizes."""
@@ -104,10 +113,10 @@ def gradients(
     ("precision", "compiled", "tolerance"),
     [("fp32", "off", 1e-3), ("fp16", "off", 2e-2), ("bf16", "off", 5e-2), ("bf16", "on", 5e-2)],
 )
-def test_gradients_with_padding_are_those_of_fp64(padded, attention, precision, compiled, tolerance):
+def test_gradients_are_those_of_fp64(example, attention, precision, compiled, tolerance):
     if attention == "cudnn" and (compiled == "on" or precision == "fp32"):
         pytest.skip("cuDNN has no kernel for fp32, and compilation takes long: once suffices")
-    model, batch, expected_loss, expected = padded
+    model, batch, expected_loss, expected = example
     compilations = counters["frames"]["ok"]
     loss, found = gradients(model, batch, torch.float32, "cuda", precision, compiled)
     assert (counters["frames"]["ok"] > compilations) == (compiled == "on")
@@ -153,7 +162,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
     config, model, data, tokenizer = parts
     recipe = config.training.model_copy(update={"precision": precision, "clip_norm": 1.0, "compile": "off"})
     learner = Learner(model.float().to("cuda"), recipe)
-    batches = [batch.pinned() for batch in batches_of([[0, 1, 2], [3, 4]], data, tokenizer)]
+    batches = [batch.pinned() for batch in batches_of([[0, 1, 2], [3, 4]], data, tokenizer, "cuda")]
     tokens = sum(batch.target_tokens for batch in batches)
     learner.step(batches, tokens, 0.001)  # the first step initializes libraries
     torch.cuda.set_sync_debug_mode("error")
@@ -167,7 +176,22 @@ def test_a_step_never_waits_for_the_device(parts, precision):
 def test_batches_are_in_pinned_memory(make_config):
     trainer = make_trainer(make_config(), device="cuda")
     batch = largest_batches(trainer.loader, trainer.planner.open(0))[0]
-    assert batch.source.is_pinned() and batch.split(0)[-1].labels.is_pinned()
+    assert batch.buffer.is_pinned() and batch.split(0)[-1].buffer.is_pinned()
+
+
+def test_its_batches_are_those_of_a_cpu(make_config):
+    """The same pairs in the same order, with the same tokens, in the same micro-batches."""
+    config = make_config(training={"micro_batch_tokens": 64})
+    steps = [
+        list(islice(make_trainer(config, device=device).loader.steps(), 8)) for device in ("cpu", "cuda")
+    ]
+    for padded, packed in zip(*steps, strict=True):
+        assert (padded.tokens, padded.locate()) == (packed.tokens, packed.locate())
+        for one, other in zip(padded.batches, packed.batches, strict=True):
+            assert (one.rows, one.target_tokens) == (other.rows, other.target_tokens)
+            assert torch.equal(one.labels[one.labels != IGNORE], other.labels)
+            assert torch.equal(one.source[one.source_keep].int(), other.inputs().source)
+            assert torch.equal(one.target_in[one.labels != IGNORE].int(), other.inputs().target_in)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -10,11 +10,12 @@ from torch import distributed
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import Batch
+from mtrain.data.epochs.packed_batch import pack
 from mtrain.distributed.launch import read_launch
 from mtrain.distributed.many_ranks import ManyRanks, abort_gpu_communication
 from mtrain.distributed.store import RankStore
 from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.rows import Rows
 from mtrain.training.step.ddp import ParallelLearner
 from mtrain.training.step.fsdp import ShardedLearner
 from mtrain.training.step.learner import Learner
@@ -46,9 +47,10 @@ def metrics_of(make, device: torch.device) -> torch.Tensor:
     torch.manual_seed(1)
     model = Transformer(ModelConfig(**SIZES, **VOCABULARY)).to(device).train()
     learner = make(model, TrainingConfig(max_steps=4, compile="off", clip_norm=1.0))
-    ids = torch.randint(4, 200, (6, 9))
-    batch = Batch(ids, ids > 0, ids, ids, ids.numel(), list(range(6)))
-    return torch.stack([learner.step([batch, batch], 2 * ids.numel(), 1e-3).values for _ in range(4)]).cpu()
+    side = Rows.from_lists(torch.randint(4, 200, (6, 9)).tolist())
+    batch = pack(side, side, 2, list(range(6)))
+    tokens = 2 * batch.target_tokens
+    return torch.stack([learner.step([batch, batch], tokens, 1e-3).values for _ in range(4)]).cpu()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data.epochs.batching import collate
+from mtrain.data.epochs.packed_batch import make_batch
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
 from mtrain.training.model_selection import ModelSelection
@@ -184,11 +184,12 @@ def parts(make_config, run_dir):
     return config, loaded.model.double().train(), data, loaded.tokenizer
 
 
-def batches_of(rows_of_each, data, tokenizer):
-    """A batch for each list of rows of the training data."""
-    special = tokenizer.special
+def batches_of(rows_of_each, data, tokenizer, device="cpu"):
+    """A batch for each list of rows of the training data, of the kind that suits the device."""
+    special, device = tokenizer.special, torch.device(device)
     return [
-        collate(*data.train.encoded().fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each
+        make_batch(device, *data.train.encoded().fetch(rows), special.pad, special.bos, rows)
+        for rows in rows_of_each
     ]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from mtrain.data.epochs.packed_batch import AnyBatch, batch_type, make_batch
+from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch, batch_type, make_batch
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
 from mtrain.data.rewriting.rewrite import Throttle, never
@@ -125,9 +125,9 @@ class Loader:
 
 
 def largest_batches(loader: Loader, window: Window) -> list[AnyBatch]:
-    """The batches of a window that need the most memory: the one with the most padded tokens, and the one
-    with the largest attention matrices, unless that is the same. If there are other windows or stages, a
-    batch of the longest possible pairs, which these may contain, takes the place of the latter."""
+    """The batches of a window that need the most memory: the one with the most tokens (with padding, if any),
+    and the one with the largest attention matrices, unless that is the same. If there are other windows or
+    stages, a batch of the longest possible pairs, which these may contain, takes the place of the latter."""
     corpus, planner = window.corpus, loader.planner
     micro_batches = [rows for step in window.plan.steps for rows in step if len(rows)]
     if not micro_batches:  # the other ranks have all pairs of the window
@@ -135,7 +135,11 @@ def largest_batches(loader: Loader, window: Window) -> list[AnyBatch]:
     pairs = np.array([len(rows) for rows in micro_batches])
     sources = np.array([corpus.source_lengths[rows].max() for rows in micro_batches], np.int64)
     targets = np.array([corpus.target_lengths[rows].max() for rows in micro_batches], np.int64)
-    most_tokens = int((pairs * (sources + targets)).argmax())
+    tokens = pairs * (sources + targets)
+    if batch_type(loader.device) is PackedBatch:
+        sides = corpus.source_lengths, corpus.target_lengths
+        tokens = np.array([sum(int(side[rows].sum()) for side in sides) for rows in micro_batches])
+    most_tokens = int(tokens.argmax())
     if window.share < 1 or len(planner.schedule.stages) > 1:
         budget, length = planner.division.micro_batch_tokens, planner.config.longest_sequence
         longest_pairs = batch_type(loader.device).of_size(max(1, budget // length), length)

@@ -146,7 +146,8 @@ class PackedBatch:
             return Rows(ids[starts[start] : starts[stop]], np.diff(starts[start : stop + 1]))
 
         source, target = side(parts.source, parts.source_starts), side(parts.labels, parts.target_starts)
-        return pack(source, target, int(parts.target_in[0]), self.rows[start:stop], layout)
+        part = pack(source, target, int(parts.target_in[0]), self.rows[start:stop], layout)
+        return part.pinned() if self.buffer.is_pinned() else part
 
     def to(self, device: torch.device) -> Self:
         """The same batch on a device. Copying a pinned batch to a CUDA device does not block the host."""

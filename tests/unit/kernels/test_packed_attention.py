@@ -58,3 +58,39 @@ def test_weights_can_be_recorded_and_dropped() -> None:
     values = torch.ones(sum(TARGETS), 3 * WIDTH)
     out = attention(values, None, HEADS, sequences, sequences, False, 0.5, torch.Generator().manual_seed(1))
     assert 0.7 < float(out.mean()) < 1.3 and out.unique().numel() > 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("longest", [20, 128, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+def test_kernels_of_a_gpu_equal_padded_attention(kind: str, dtype: torch.dtype, longest: int) -> None:
+    """Relative to the norm, in the precision of the type."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = [longest, *torch.randint(1, longest, (6,), generator=generator).tolist()]
+    targets, sources = [*lengths, 3, 0, 0], [*reversed(lengths), 0, 2, 0]
+    is_cross = kind == "cross"
+    shape = sum(targets), (1 if is_cross else 3) * 4 * WIDTH
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    memory = torch.randn(sum(sources), 8 * WIDTH, generator=generator, dtype=torch.float64)
+
+    def results(device: str, dtype: torch.dtype) -> list[Tensor]:
+        queries, keys = (
+            Packed(*(part.to(device) for part in packed(each)[:2]), longest) for each in (targets, sources)
+        )
+        inputs = [part.to(device, dtype).requires_grad_() for part in (x, memory)[: 1 + is_cross]]
+        out = attention(
+            inputs[0],
+            inputs[1] if is_cross else None,
+            HEADS,
+            queries,
+            keys if is_cross else queries,
+            kind == "causal",
+        )
+        gradients = torch.autograd.grad((out.double() ** 2).sum(), inputs)
+        return [out.detach().double().cpu(), *(gradient.double().cpu() for gradient in gradients)]
+
+    tolerance = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    for found, expected in zip(results("cuda", dtype), results("cpu", torch.float64), strict=True):
+        assert float((found - expected).norm()) <= tolerance * float(expected.norm())
