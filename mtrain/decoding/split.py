@@ -21,10 +21,9 @@ log = logging.getLogger(__name__)
 LINE_BREAK = re.compile("(\r?\n)")
 
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
-# Lines that are read, sorted by length and translated before the next are read. Larger windows gain no speed,
-# except with many workers: they wait for each other at the end of a window, so each needs many batches of it.
+# Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
+# except with many workers; see `Workers.lines_needed`.
 WINDOW = 4096
-WINDOW_PER_WORKER = 2048  # lines
 FIRST_WINDOW = 256  # lines of the first window of a stream; full windows double, so output starts early
 WINDOW_CHARACTERS = 1_000_000  # maximum characters of `WINDOW` lines, so that long lines form smaller windows
 

@@ -4,7 +4,8 @@
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,10 +14,11 @@ from mtrain.config.load import validate
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import DecodingTask, Ensemble
 from mtrain.decoding.ensemble import load_ensemble
-from mtrain.decoding.join import count_lines, join_texts
+from mtrain.decoding.join import join_texts
+from mtrain.decoding.overlap import Pauses, Window, in_turn, numbered, overlapped, overlaps
 from mtrain.decoding.search.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
-from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
+from mtrain.decoding.split import WINDOW, Part, Splitter, windows
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
@@ -258,9 +260,10 @@ class Translator:
         scored: bool = True,
         progress: Callable[[int, int], object] = lambda lines, tokens: None,
         paused: Callable[[float], bool] = lambda waited: False,
-    ) -> Iterator[Translation]:
+    ) -> Generator[Translation, None, None]:
         """Like `translate`, but yields translations, in bounded memory: reads at most 4,096 lines at a time,
-        or 2,048 for each of more than two workers.
+        or 2,048 for each of more than two workers. On a CUDA device, it reads at most two windows, of more
+        lines, ahead of the one that is decoded.
 
         `first` is the index of the first line in the whole input. It makes sampling independent of where an
         interrupted translation was resumed. `progress` is called with the number of lines and of target
@@ -272,28 +275,26 @@ class Translator:
         lines = [lines] if isinstance(lines, str) else lines
         workers = self.workers if self._ranks is None else SharedWorkers(self.workers, self._ranks)
         self.decoding.require_hypotheses(n_best)
-        window = max(WINDOW, WINDOW_PER_WORKER * workers.count)
+        most, pauses = max(WINDOW, self.workers.lines_needed(self.decoding) * workers.count), Pauses(paused)
+        given = numbered(windows(lines, prefixes, most, pauses), first)
+
+        def split(window: Window) -> DecodingTask:
+            parts = self.splitter.parts_of(window.texts, window.prefixes, window.first, alignments)
+            return DecodingTask(self.decoding, parts, self.target_lang, n_best, alignments, scored)
 
         def decoded(part: Part, found: list[Translation]) -> None:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
 
-        for texts, beginnings in windows(lines, prefixes, window, paused):
-            parts = self.splitter.parts_of(texts, beginnings, first, alignments)
-            task = DecodingTask(self.decoding, parts, self.target_lang, n_best, alignments, scored)
-            translations = workers.decode(task, decoded)
-            count = sum(map(count_lines, texts))
-            progress(count - len({part.line for part in parts}), 0)  # the empty lines
-            yield from join_texts(texts, task, translations)
-            first += count
+        results = in_turn(given, split, workers.decode, decoded)
+        if self._ranks is None and overlaps(self.device, lines, most):
+            results = overlapped(given, split, workers.decode, decoded, pauses, self.device)
+        with closing(results):
+            for window, task, translations in results:
+                progress(window.lines - len({part.line for part in task.parts}), 0)  # the empty lines
+                yield from join_texts(window.texts, task, translations)
 
     @property
     def splitter(self) -> Splitter:
         """Splits texts into lines, and lines into parts."""
-        return Splitter(
-            self.tokenizer,
-            longest=self.max_length,
-            language=self.direction.source,
-            mode=self.decoding.split,
-            tag=self.tag,
-            is_chosen=self.is_chosen,
-        )
+        language, mode = self.direction.source, self.decoding.split
+        return Splitter(self.tokenizer, self.max_length, language, mode, self.tag, self.is_chosen)

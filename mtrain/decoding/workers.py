@@ -17,21 +17,25 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.batches import in_batches
+from mtrain.decoding.batches import SHORT, batch_tokens, in_batches
 from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch, for_decoding
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import make_decoder
-from mtrain.device import thread_pool
+from mtrain.device import release_cached_memory, thread_pool
+from mtrain.errors import is_out_of_memory
 from mtrain.model.transformer import Transformer
 from mtrain.processes import WorkerEndedError, WorkerProcess
 
 log = logging.getLogger(__name__)
 
 _MIN_BATCH = 256  # tokens
-SHORT = 16  # tokens that a shorter line counts as, because the logits of each row need memory
 # Seconds of decoding after which worker processes are started. Starting them takes about as long.
 START_AFTER = 3.0
+# Workers wait for each other at the end of a window, so each needs many batches of it: at least so many lines
+# on a CPU, and so many batches of SHORT lines on a CUDA device.
+_LINES_PER_WORKER = 2048
+_BATCHES_PER_WORKER = 3
 _PATIENCE = 10.0  # seconds to wait for a thread that prepares a process which was killed
 
 Decoded = Callable[[Part, list[Translation]], object]  # called with a part and its translations
@@ -59,6 +63,7 @@ class Workers:
         self._pool: ThreadPoolExecutor | None = thread_pool(self.count)
         self._wanted = self.count - 1 if processes else 0  # number of worker processes
         self._seconds = 0.0  # of decoding in this process
+        self._exhausting = math.inf  # tokens of the smallest batch that has exhausted the memory of a GPU
         self._decoding = threading.Lock()  # held by the thread that decodes in this process
         self._lock = threading.Lock()  # of the list of processes
         self._processes: list[WorkerProcess] = []
@@ -98,23 +103,51 @@ class Workers:
         """Batches of indices of parts with these lengths: of at most `batch_tokens` over all hypotheses, and
         of sizes that give all workers about the same amount of work."""
         lengths = [max(SHORT, length) for length in lengths]
-        most, total = max(1, config.batch_tokens // config.hypotheses), sum(lengths)
+        tokens = batch_tokens(config, self.ensemble.models, self.ensemble.device)
+        most, total = max(1, tokens // config.hypotheses), sum(lengths)
         rounds = math.ceil(total / (most * self.count))
         even = math.ceil(total / (max(rounds, 1) * self.count)) + max(lengths, default=0)
         return list(in_batches(lengths, min(most, max(_MIN_BATCH, even)), config.hypotheses))
+
+    def lines_needed(self, config: DecodingConfig) -> int:
+        """The number of lines of a window that each worker needs to be efficient."""
+        ensemble = self.ensemble
+        if ensemble.device.type != "cuda":
+            return _LINES_PER_WORKER
+        tokens = batch_tokens(config, ensemble.models, ensemble.device)
+        return _BATCHES_PER_WORKER * tokens // (SHORT * config.hypotheses)
 
     def _decode_one(self, task: DecodingTask) -> list[list[Translation]]:
         """Decode a batch in this process, or in a worker process if another thread is decoding here."""
         if not self._decoding.acquire(blocking=False):
             process = self._free_process()
             found = None if process is None else self._send(process, task)
-            return decode_batch(self.ensemble, task) if found is None else found
+            return self._decode_here(task) if found is None else found
         start = time.perf_counter()
         try:
-            return decode_batch(self.ensemble, task)
+            return self._decode_here(task)
         finally:
             self._seconds += time.perf_counter() - start
             self._decoding.release()
+
+    def _decode_here(self, task: DecodingTask) -> list[list[Translation]]:
+        """Decode a batch in this process. If memory runs out on a GPU, this batch and later ones of its size
+        are decoded in halves."""
+        parts, device = task.parts, self.ensemble.device
+        size = len(parts) * max(len(part.source) for part in parts) * task.config.hypotheses
+        if size < self._exhausting or len(parts) == 1:
+            try:
+                return decode_batch(self.ensemble, task)
+            except RuntimeError as error:
+                if device.type == "cpu" or len(parts) == 1 or not is_out_of_memory(error):
+                    raise
+            # Not in the handler, where the error refers to tensors.
+            release_cached_memory(device)
+            self._exhausting = min(self._exhausting, size)
+            log.warning("out of memory in a batch of %d lines; decoding it in halves", len(parts))
+        half = len(parts) // 2
+        halves = [self._decode_here(task._replace(parts=some)) for some in (parts[:half], parts[half:])]
+        return halves[0] + halves[1]
 
     def _send(self, process: WorkerProcess, task: DecodingTask) -> list[list[Translation]] | None:
         """Decode a batch in a worker process; None if the process has ended."""

@@ -5,9 +5,9 @@ from typing import Any
 from benchmark.job import DecodingJob, answer_with
 from benchmark.meter import time_decoding
 from mtrain import Translator
+from mtrain.decoding.batches import SHORT
 from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.split import Part
-from mtrain.decoding.workers import SHORT
 from mtrain.device import keep_freed_memory
 
 

@@ -2,7 +2,8 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,7 +58,7 @@ class TranslationJob(NamedTuple):
 
     def answers(
         self, lines: Iterable[str], first: int = 0, waiting: Callable[[], object] = lambda: None
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Yield the output for `lines`, the first of which has the number `first`. `waiting` is called often
         while they are translated."""
 
@@ -81,12 +82,13 @@ class TranslationJob(NamedTuple):
             paused=self.paused,
         )
         try:
-            for number, (source, best) in enumerate(zip(sources, found, strict=True), start=first + 1):
-                # Broken characters of a sample that is not the best one matter, too: all samples are written.
-                texts = [one.text for one in best.n_best or (best,)]
-                text = next((text for text in texts if "\ufffd" in text), best.text)
-                self.problems.add(number, source, text, best.finished)
-                yield form.render(best)
+            with closing(found):
+                for number, (source, best) in enumerate(zip(sources, found, strict=True), start=first + 1):
+                    # Broken characters of a sample that is not the best one matter: all samples are written.
+                    broken = (one.text for one in best.n_best if "\ufffd" in one.text)
+                    text = next(broken, best.text) if best.n_best else best.text
+                    self.problems.add(number, source, text, best.finished)
+                    yield form.render(best)
         except SplitPrefixError as error:
             raise DataError(f"{self.prefix}:{error.index + 1}: {error.reason}") from None
 
@@ -137,8 +139,8 @@ def write_translations(
     with ProgressBar("translated", "lines", total, hidden) as progress:
         job = TranslationJob(translator, prefix, form, progress, ProblemCounter(), paused)
         if output_file is None or is_stream(output_file):
-            with open_output(output_file) as out:
-                write_lines(job.answers(lines), out, flush_every=0)  # the next input may take long to arrive
+            with open_output(output_file) as out, closing(job.answers(lines)) as answers:
+                write_lines(answers, out, flush_every=0)  # the next input may take long to arrive
         else:
             _write_resumable(job, lines, output_file, continue_)
     if problems := job.problems.summary(progress.count):
@@ -178,6 +180,6 @@ def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, cont
         file.skip(lines)
         job.progress.set_done_before(file.lines_done)
         inputs, remaining = tee(lines)
-        answers = job.answers(remaining, file.lines_done, file.save_if_due)
-        for line, answer in zip(inputs, answers, strict=True):
-            file.write(line, answer)
+        with closing(job.answers(remaining, file.lines_done, file.save_if_due)) as answers:
+            for line, answer in zip(inputs, answers, strict=True):
+                file.write(line, answer)

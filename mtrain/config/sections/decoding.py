@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mtrain.config.section import Count, PositiveInt, Precision, Section
 from mtrain.errors import UsageError
@@ -11,6 +11,12 @@ SplitMode = Literal["long", "sentences"]
 Stop = Literal["default", "first_k", "exact"]
 WorkerCount = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
 Samples = Annotated[int, Field(ge=1, le=1024)]
+
+AUTO_BATCH_TOKENS = 8192  # what `batch_tokens: auto` is on a CPU; it was the default of earlier versions
+BatchTokens = Annotated[
+    PositiveInt | Literal["auto"],
+    AfterValidator(lambda tokens: "auto" if tokens == AUTO_BATCH_TOKENS else tokens),
+]
 
 
 class DecodingConfig(Section):
@@ -89,7 +95,11 @@ class DecodingConfig(Section):
         description="which lines are translated sentence by sentence; long: those with more tokens than the "
         "model's maximum; sentences: all, such as paragraphs",
     )
-    batch_tokens: PositiveInt = Field(8192, description="padded source tokens times hypotheses per batch")
+    batch_tokens: BatchTokens = Field(
+        "auto",
+        description="padded source tokens times hypotheses per batch; auto, or 8192: 8192, on a CUDA device "
+        "65536 or more if memory allows",
+    )
     precision: Precision = Field(
         "auto", description="precision of matrix products (on a CPU, of large ones only); auto: the fastest"
     )
@@ -114,6 +124,11 @@ class DecodingConfig(Section):
     def hypotheses(self) -> int:
         """The number of translations of a sentence that are decoded in parallel."""
         return self.samples or self.beam_size
+
+    @property
+    def moderate_batch_tokens(self) -> int:
+        """`batch_tokens`, but the value of a CPU for `auto`, whatever the device."""
+        return AUTO_BATCH_TOKENS if self.batch_tokens == "auto" else self.batch_tokens
 
     def require_hypotheses(self, count: int) -> None:
         """Raise UsageError unless that many translations of each line, at least one, are decoded."""

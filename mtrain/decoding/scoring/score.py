@@ -138,7 +138,7 @@ def _score(
     progress(len(source) - len(fitting))
     results, pieces = [Scored(math.nan, [], [])] * len(source), tokenizer.target.pieces
     lengths = [max(len(source[i]), len(target[i])) for i in fitting]
-    for batch in in_batches(lengths, translator.decoding.batch_tokens):
+    for batch in in_batches(lengths, translator.decoding.moderate_batch_tokens):
         rows = [fitting[i] for i in batch]
         source_ids, source_keep = _padded(translator, [source[i] for i in rows])
         target_ids, _ = _padded(translator, [target[i] for i in rows])

@@ -222,7 +222,7 @@ def test_worker_processes_start_once_there_is_enough_work_and_end_with_the_trans
 def test_the_number_of_lines_in_a_batch_is_limited(translator: Translator) -> None:
     """Each line has logits over the whole vocabulary, however short it is."""
     sizes = [len(rows) for rows in translator.workers.batches(translator.decoding, [1] * 3000)]
-    assert sum(sizes) == 3000 and max(sizes) <= translator.decoding.batch_tokens // 5 // 16
+    assert sum(sizes) == 3000 and max(sizes) <= 8192 // 5 // 16
 
 
 # ---------------------------------------------------------------------------------------------------- closing
