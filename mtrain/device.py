@@ -239,6 +239,16 @@ def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
             tensor *= factor
 
 
+def add_all(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Add to each of some tensors in place, in a few kernels where PyTorch has an operation for it."""
+    foreach = undocumented("_foreach_add_")
+    if foreach is not None:
+        foreach(tensors, others)
+    else:
+        for tensor, other in zip(tensors, others, strict=True):
+            tensor += other
+
+
 def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
     """Start copying a vector to the host. Returns a function that waits for the copy and returns the values.
 

@@ -17,6 +17,7 @@ ORDER = [
     ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals", "templates"],
     ["paths", "progress_bar", "version"],
     ["device", "worker_messages"],
+    ["graph_capture"],
     ["processes"],
     ["distributed"],
     ["config", "storage"],

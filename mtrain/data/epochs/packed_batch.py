@@ -135,6 +135,13 @@ class PackedBatch:
         halves = self._part(0, middle), self._part(middle, len(self.rows))
         return [part for half in halves for part in half.split(max_positions)]
 
+    def exact_layout(self) -> Layout:
+        """The layout that fits the pairs exactly."""
+        ends = len(self.rows) + 1
+        source, target = (starts[:ends].numpy() for starts in self.parts[-2:])
+        longest = max(int(np.diff(starts).max(initial=0)) for starts in (source, target))
+        return Layout(int(source[-1]), int(target[-1]), len(self.rows), longest)
+
     def in_layout(self, layout: Layout) -> "PackedBatch":
         """The same pairs in another layout. Raises ValueError if they do not fit."""
         return self._part(0, len(self.rows), layout)

@@ -104,6 +104,14 @@ class Learner:
         return work() if self.pool is None else self.pool.submit(work).result()
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return StepMetrics(self._apply(sums), tokens)
+
+    def _apply(self, sums: Tensor, skip: Tensor | None = None) -> Tensor:
+        """Update the weights by their gradients, unless the scalar `skip` is 1, and free the gradients.
+        Returns the `values` of StepMetrics, for summed loss and nll (2,). On a GPU, the host decides nothing:
+        the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
             multiply_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
@@ -112,12 +120,10 @@ class Learner:
         if limit and (self.device.type != "cpu" or norm + 1e-6 > limit):
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        step_unless(self.optimizer, found_inf)
+        step_unless(self.optimizer, found_inf if skip is None else torch.maximum(found_inf, skip))
         self.loss_scaler.update(found_inf)
         self.optimizer.zero_grad(set_to_none=True)
-        return StepMetrics(torch.stack([*sums, norm, found_inf]), tokens)
+        return torch.stack([*sums, norm, found_inf])
 
     def _accumulate(self, batches: list[AnyBatch], tokens: int) -> Tensor:
         """Accumulate the gradients of all batches. Returns the summed loss and nll, (2,)."""
@@ -194,8 +200,11 @@ class Learner:
 
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
-        moved = batch.to(self.device)
-        inputs, labels, smoothing = moved.inputs(), moved.labels, self.training.label_smoothing
+        return self.loss_on_device(model, batch.to(self.device))
+
+    def loss_on_device(self, model: AnyModel, batch: AnyBatch) -> LossSums:
+        """The loss of a batch that is on the device. Nothing here waits for the device."""
+        inputs, labels, smoothing = batch.inputs(), batch.labels, self.training.label_smoothing
         with autocast(self.device, self.precision):
             if not self.r_drop:
                 return model.loss(model(*inputs), labels, smoothing, inputs.targets)
@@ -209,13 +218,16 @@ class Learner:
     def dry_run(self, batch: AnyBatch) -> None:
         """Allocate all memory that training needs: run a batch in every worker at once, and discard the
         gradients. Weights, optimizer and random generators do not change."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        # Allocates the optimizer's moments without changing anything.
-        step_unless(self.optimizer, torch.ones((), device=self.device))
+        self._allocate_moments()
         with preserved_random_states(self.device):
             self._accumulate_alone([batch] * len(self.replicas), max(1, batch.target_tokens))
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _allocate_moments(self) -> None:
+        """Allocate gradients and the optimizer's moments, without changing anything."""
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        step_unless(self.optimizer, torch.ones((), device=self.device))
 
 
 class BatchLoss(nn.Module):

@@ -13,7 +13,8 @@ class LossScaler:
 
     The scale is halved when a gradient overflows and doubled after `GROWTH_INTERVAL` finite steps. In other
     precisions it is 1. `torch.amp.GradScaler` skips a step only for non-finite gradients and only if enabled,
-    whereas here a non-finite loss or gradient norm skips the step in every precision.
+    whereas here a non-finite loss or gradient norm skips the step in every precision. The state changes in
+    place: CUDA graphs know its addresses.
     """
 
     GROWTH_INTERVAL = 2000
@@ -30,15 +31,16 @@ class LossScaler:
     def restore(self, state: list[float]) -> None:
         """Restore a state that `state` returned."""
         if self.enabled and state:
-            self.scale, self.finite_steps = (self.scale.new_tensor(value) for value in state)
+            self.scale.fill_(state[0])
+            self.finite_steps.fill_(state[1])
 
     def update(self, found_inf: Tensor) -> None:
         """Update the scale after a step; `found_inf` is 1 if its loss or gradient was not finite, else 0."""
         if self.enabled:
-            self.finite_steps = (self.finite_steps + 1) * (1 - found_inf)
+            self.finite_steps.add_(1).mul_(1 - found_inf)
             grow = (self.finite_steps >= self.GROWTH_INTERVAL).float()
-            self.scale = (self.scale * (1 - found_inf / 2) * (1 + grow)).clamp(min=1.0)
-            self.finite_steps = self.finite_steps * (1 - grow)
+            self.scale.mul_((1 - found_inf / 2) * (1 + grow)).clamp_(min=1.0)
+            self.finite_steps.mul_(1 - grow)
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
