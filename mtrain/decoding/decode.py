@@ -14,6 +14,7 @@ from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.forced import cross_attention
 from mtrain.decoding.search.mbr import rank, sentence_metric
 from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.errors import ModelError, UsageError
@@ -38,6 +39,7 @@ class Ensemble(NamedTuple, Generic[AnyTransformer]):
     models: Sequence[AnyTransformer]
     tokenizer: Tokenizer
     device: torch.device
+    sessions: Sessions | None = None  # search on a CUDA device; freed with the ensemble
 
 
 DecodingEnsemble = Ensemble[DecodingTransformer]  # prepared for decoding
@@ -65,7 +67,8 @@ def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEns
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     is_single = len(ensemble.models) == 1
     models = [DecodingTransformer(model, dtype, low_projection=is_single) for model in ensemble.models]
-    return Ensemble(models, ensemble.tokenizer, ensemble.device)
+    sessions = Sessions(models) if ensemble.device.type == "cuda" else None
+    return Ensemble(models, ensemble.tokenizer, ensemble.device, sessions)
 
 
 def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Translation]]:
@@ -77,10 +80,7 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
     exclude every translation of a part.
     """
     config, parts = task.config, task.parts
-    pad_id, most = ensemble.models[0].config.pad_id, position_limit(ensemble.models)
-    source, keep = padded([part.source for part in parts], pad_id, ensemble.device, _SOURCE_MULTIPLE, most)
-    prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-    found = search(ensemble.models, source, keep, config, prefixes, keys, task.scored)
+    found = _search(ensemble, task)
     for row, part in enumerate(parts):
         possible = _possible(found[row], ensemble.models, config, part)
         if config.mbr is not None:
@@ -90,7 +90,7 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     aligned = None
     if task.alignments:
-        aligned = _align(ensemble, config.alignment_layer, parts, source, keep, found, decoded)
+        aligned = _align(ensemble, config.alignment_layer, parts, found, decoded)
     remaining = iter(decoded)
     return [
         [
@@ -106,6 +106,24 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
         ]
         for part, hypotheses in enumerate(found)
     ]
+
+
+def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothesis]]:
+    """The best hypotheses of each part, from a session where there are sessions for these settings."""
+    config, parts = task.config, task.parts
+    prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
+    if ensemble.sessions is not None and Sessions.support(config):
+        found = ensemble.sessions.search([part.source for part in parts], config, prefixes, keys)
+        if found is not None:
+            return found
+    source, keep = _sources(ensemble, parts)
+    return search(ensemble.models, source, keep, config, prefixes, keys, task.scored)
+
+
+def _sources(ensemble: DecodingEnsemble, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
+    """Source ids (B, S) of parts on the device, and their mask (B, S)."""
+    pad_id, most = ensemble.models[0].config.pad_id, position_limit(ensemble.models)
+    return padded([part.source for part in parts], pad_id, ensemble.device, _SOURCE_MULTIPLE, most)
 
 
 def _possible(
@@ -132,8 +150,6 @@ def _align(
     ensemble: DecodingEnsemble,
     layer: int | None,
     parts: Sequence[Part],
-    source: Tensor,
-    keep: Tensor,
     found: list[list[Hypothesis]],
     decoded: Sequence[str],
 ) -> list[list[Alignment]]:
@@ -143,7 +159,7 @@ def _align(
     filled = [[*hypotheses, *[hypotheses[0]] * (most - len(hypotheses))] for hypotheses in found]
     rows = [h.ids or [tokenizer.special.eos] for hypotheses in filled for h in hypotheses]
     targets = padded(rows, tokenizer.special.pad, ensemble.device)[0]
-    weights = cross_attention(ensemble.models, source, keep, targets, layer)
+    weights = cross_attention(ensemble.models, *_sources(ensemble, parts), targets, layer)
     attention = weights.float().cpu().numpy()  # (B * most, T, S)
     texts = iter(decoded)
     return [

@@ -10,7 +10,7 @@ attention reads keys and values from a cache:
 """
 
 import copy
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class DecodingTransformer:
         low_projection: bool = True,
     ):
         self.config = model.config
-        self.transformer, self._packed = model, _packed_copy(model, dtype, stays_low)
+        self.transformer, self.packed = model, _packed_copy(model, dtype, stays_low)
         self.weight, self.bias = model.projection()
         if not low_projection:
             dtype = None
@@ -56,17 +56,17 @@ class DecodingTransformer:
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """See `Transformer.encode`."""
-        return self._packed.encode(source, source_keep)
+        return self.packed.encode(source, source_keep)
 
     def decode(self, target_in: Tensor, memory: Tensor, source_keep: Tensor) -> Tensor:
         """Hidden states of all positions of given targets; see `Transformer.decode`."""
-        return self._packed.decode(target_in, memory, source_keep)
+        return self.packed.decode(target_in, memory, source_keep)
 
     def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
         """An empty cache for `beams` rows of each sentence, for up to `max_length` positions, given the
         encoder output (B, S, E) and its mask (B, S)."""
         layers = []
-        for layer in self._packed.decoder:
+        for layer in self.packed.decoder:
             assert isinstance(layer, DecoderLayer)
             keys, values = memory_keys_and_values(layer.cross_attention, memory)
             layers.append(LayerCache(keys, values, beams, max_length))
@@ -79,7 +79,7 @@ class DecodingTransformer:
         """
         position = cache.length
         past_keep_bias = cache.extend()
-        model, embedding = self._packed, self._packed.target_embedding or self._packed.source_embedding
+        model, embedding = self.packed, self.packed.target_embedding or self.packed.source_embedding
         positions = model.embed.positions(position, 1, model.learned_target_positions)
         x = model.embed(last, Padded(len(last), 1), embedding, positions)
         for layer, layer_cache in zip(model.decoder, cache.layers, strict=True):
@@ -95,6 +95,18 @@ class DecodingTransformer:
         """Whether `project` rounds logits to low precision."""
         packed = self._projection
         return packed is not None and packed.dtype.itemsize < packed.weight.dtype.itemsize
+
+    @cached_property
+    def product_dtype(self) -> torch.dtype:
+        """The type of what the linear maps of the decoder return."""
+        layer = self.packed.decoder[0]
+        assert isinstance(layer, DecoderLayer)
+        return layer.self_attention.query_key_value.forward(self.weight[:1].detach()).dtype
+
+    @cached_property
+    def low_weight(self) -> Tensor:
+        """The weight (V, E) of the projection in `product_dtype`."""
+        return self.weight.detach().to(self.product_dtype)
 
     def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""

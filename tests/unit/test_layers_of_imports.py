@@ -45,7 +45,7 @@ INSIDE = {
     ],
     "training": [["step"], ["setup", "validation"], ["records"], [""]],
     "config": [["language_names", "section"], ["languages"], ["sections"], [""]],
-    "decoding": [["batches"], ["search"], [""], ["scoring"]],
+    "decoding": [["batches"], ["search"], ["sessions"], [""], ["scoring"]],
     "cli": [["console"], ["translate"], ["evaluate", "init"], [""]],
 }
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -47,27 +48,30 @@ def beam_search(
     # (B, K) log-probabilities of the live prefixes. At the first step, all are equal: only one is continued.
     live = logits.new_full((sentences, beams), -math.inf)
     live[:, 0] = 0
-    pool = _Pool(tokens, live, config.length_penalty)
+    pool = Pool.empty(tokens, live)
     limits = set(max_lengths.tolist())
     for length in range(1, steps + 1):
         log_normalizers = constraints.apply_(logits, tokens[:, :, : length - 1], active)
         scores, parents, chosen = predictor.topk(logits, log_normalizers, live, 2 * beams)  # (B, 2K) each
         constraints.make_prefix_certain_(scores, length, active)
-        tokens = _pick(tokens, parents)
+        tokens = pick(tokens, parents)
         tokens[:, :, length - 1] = chosen
         penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)
         ended = chosen == model_config.eos_id
         ends = scores.masked_fill(~ended | done[:, None], -math.inf)[:, :beams]
-        pool.add(active, ends, penalty[:, :beams], tokens[:, :beams], length, finished=True)
+        power = length**config.length_penalty
+        ended_tokens, lengths = tokens[:, :beams], tokens.new_full((len(tokens), beams), length)
+        finished = torch.ones_like(lengths, dtype=torch.bool)
+        pool.add(active, Pool(ends / power + penalty[:, :beams], ends, ended_tokens, lengths, finished))
 
         live, kept = scores.masked_fill(ended, -math.inf).topk(beams)  # (B, K)
-        tokens, parents = _pick(tokens, kept), _pick(parents, kept)
+        tokens, parents = pick(tokens, kept), pick(parents, kept)
         at_limit = max_lengths[active] == length
         if length in limits:
             cut = live.masked_fill((done | ~at_limit)[:, None], -math.inf)
-            pool.add(active, cut, _pick(penalty, kept), tokens, length, finished=False)
+            pool.add(active, Pool(cut / power + pick(penalty, kept), cut, tokens, lengths, ~finished))
 
-        done |= at_limit | _done(pool.scores[active], live, length, max_lengths[active], config)
+        done |= at_limit | search_ends(pool.scores[active], live, lengths[:, 0], max_lengths[active], config)
         remaining = remaining_sentences(~done, beams)
         if remaining is not None:
             if not len(remaining):
@@ -91,13 +95,15 @@ def _step(predictor: Predictor, last: Tensor, coverage: "_Coverage | None") -> T
     return logits
 
 
-def _pick(rows: Tensor, index: Tensor) -> Tensor:
+def pick(rows: Tensor, index: Tensor) -> Tensor:
     """rows (B, X, ..) indexed by index (B, Y) within each sentence: (B, Y, ..)."""
     return rows[torch.arange(len(index), device=index.device)[:, None], index]
 
 
-def _done(pool: Tensor, live: Tensor, length: int, max_lengths: Tensor, config: DecodingConfig) -> Tensor:
-    """(B,) bool: whether the search of each sentence ends after `length` tokens.
+def search_ends(
+    pool: Tensor, live: Tensor, lengths: Tensor, max_lengths: Tensor, config: DecodingConfig
+) -> Tensor:
+    """(B,) bool: whether the search of each sentence ends after `lengths` (B) tokens.
 
     `pool` (B, K) are the scores of finished hypotheses, `live` (B, K) the log-probabilities of live prefixes,
     both best first.
@@ -110,7 +116,7 @@ def _done(pool: Tensor, live: Tensor, length: int, max_lengths: Tensor, config: 
     # score that it can still reach: all remaining tokens have probability 1, and with a positive length
     # penalty, the longest hypothesis scores highest. The coverage penalty is left out, as it is at most 0.
     exact = config.stop == "exact" and config.length_penalty > 0
-    final_length = max_lengths if exact else torch.full_like(max_lengths, length)
+    final_length = max_lengths if exact else lengths
     return live[:, 0] / final_length**config.length_penalty <= worst
 
 
@@ -137,46 +143,39 @@ class _Coverage:
         logs = self.sums.clamp(tiny, 1).log().masked_fill(~self.source_keep[:, None], 0)
         # In fp64, because the order of summation on a CPU depends on the length, including padding.
         sums = logs.sum(dim=-1, dtype=widest_float(logs.device)).to(logs.dtype)
-        return _pick(self.beta * sums, parents)
+        return pick(self.beta * sums, parents)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None) -> None:
         """Keep some sentences (None: all), and let each beam continue its parent; see `Predictor.reorder`."""
         assert self.sums is not None
         if sentences is not None:
             self.source_keep, self.sums = self.source_keep[sentences], self.sums[sentences]
-        self.sums = _pick(self.sums, parents)
+        self.sums = pick(self.sums, parents)
 
 
-class _Pool:
+class Pool(NamedTuple):
     """The best K complete hypotheses of each of B sentences, best first; unused entries have score -inf."""
 
-    def __init__(self, tokens: Tensor, live: Tensor, length_penalty: float):
-        self.length_penalty = length_penalty
-        self.scores = torch.full_like(live, -math.inf)
-        self.log_probs = self.scores.clone()
-        self.tokens = tokens.clone()  # (B, K, steps)
-        self.lengths = torch.zeros_like(tokens[:, :, 0])
-        self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
+    scores: Tensor  # (B, K)
+    log_probs: Tensor  # (B, K)
+    tokens: Tensor  # (B, K, steps)
+    lengths: Tensor  # (B, K)
+    finished: Tensor  # (B, K) bool
 
-    def add(
-        self,
-        sentences: Tensor,
-        log_probs: Tensor,
-        penalty: Tensor,
-        tokens: Tensor,
-        length: int,
-        finished: bool,
-    ) -> None:
-        """Add hypotheses (len(sentences), K) of one length and with a coverage penalty; those with
-        log-probability -inf are ignored."""
-        scores = log_probs / length**self.length_penalty + penalty
-        candidates = torch.cat([self.scores[sentences], scores], dim=1)
-        self.scores[sentences], order = candidates.topk(scores.size(1))
-        lengths = self.lengths.new_full(scores.shape, length)
-        added = (log_probs, tokens, lengths, torch.full_like(lengths, finished, dtype=torch.bool))
-        columns = (self.log_probs, self.tokens, self.lengths, self.finished)
-        for column, new in zip(columns, added, strict=True):
-            column[sentences] = _pick(torch.cat([column[sentences], new], dim=1), order)
+    @classmethod
+    def empty(cls, tokens: Tensor, live: Tensor) -> Self:
+        """A pool for hypotheses like `tokens` (B, K, steps), and log-probabilities like `live` (B, K)."""
+        scores, lengths = torch.full_like(live, -math.inf), torch.zeros_like(tokens[:, :, 0])
+        return cls(
+            scores, scores.clone(), tokens.clone(), lengths, torch.zeros_like(lengths, dtype=torch.bool)
+        )
+
+    def add(self, sentences: Tensor | slice, others: "Pool") -> None:
+        """Add hypotheses of the `sentences`. Those with score -inf are ignored."""
+        scores = torch.cat([self.scores[sentences], others.scores], dim=1)
+        order = scores.topk(self.scores.size(1)).indices
+        for column, other in zip(self, others, strict=True):
+            column[sentences] = pick(torch.cat([column[sentences], other], dim=1), order)
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, best first."""

@@ -41,8 +41,8 @@ class Constraints:
             check_forbidden_ids(config, model_config.target_vocab_size)
         self.forbidden = torch.tensor(config.forbidden_ids, dtype=torch.long, device=lengths.device)
         self.eos_at = max_lengths if config.force_eos else None
-        minimum = lengths * config.min_length_ratio + config.min_length_offset
-        self.min_lengths = minimum.long() if config.min_length_ratio or config.min_length_offset else None
+        minimum = minimum_lengths(lengths, config)
+        self.min_lengths = minimum if config.min_length_ratio or config.min_length_offset else None
         self.prefixes: Tensor | None = None  # (B, P)
         if prefixes is not None and any(prefixes):
             longest = max(map(len, prefixes))
@@ -58,13 +58,10 @@ class Constraints:
         if not self.any:
             return log_normalizers
         rows = self.mask_(logits, tokens, sentences)
-        if self.renormalize:  # where all tokens are forbidden, `logsumexp` gives NaN
-            log_normalizers = logsumexp(logits).nan_to_num(0.0, math.inf, -math.inf)
+        if self.renormalize:
+            log_normalizers = normalizers_of_allowed(logits)
         if self.eos_at is not None:
-            at_limit = (self.eos_at[sentences] == tokens.size(2) + 1)[:, None]
-            eos = torch.where(at_limit, log_normalizers.view_as(rows[:, :, 0]), rows[:, :, self.eos_id])
-            rows.masked_fill_(at_limit[:, :, None], -math.inf)
-            rows[:, :, self.eos_id] = eos
+            force_eos_(rows, log_normalizers, self.eos_at[sentences] == tokens.size(2) + 1, self.eos_id)
         return log_normalizers
 
     def mask_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
@@ -104,6 +101,25 @@ class Constraints:
         repeats = (ngrams[..., :-1] == last).all(dim=-1)  # (B', K, T-n+1)
         masked = torch.zeros_like(rows).scatter_reduce_(2, ngrams[..., -1], repeats.to(rows.dtype), "amax")
         rows.masked_fill_(masked > 0, -math.inf)
+
+
+def minimum_lengths(lengths: Tensor, config: DecodingConfig) -> Tensor:
+    """The minimum lengths (B) of translations of sources with `lengths` (B), including EOS on both sides."""
+    return (lengths * config.min_length_ratio + config.min_length_offset).long()
+
+
+def normalizers_of_allowed(logits: Tensor) -> Tensor:
+    """The log-normalizers (N, 1) of logits (N, V), which are -inf at forbidden tokens."""
+    # Where all tokens are forbidden, `logsumexp` gives NaN.
+    return logsumexp(logits).nan_to_num(0.0, math.inf, -math.inf)
+
+
+def force_eos_(rows: Tensor, log_normalizers: Tensor, at_limit: Tensor, eos_id: int) -> None:
+    """Make EOS certain in logits (B, K, V) with `log_normalizers` (N, 1), in the sentences `at_limit` (B)."""
+    at_limit = at_limit[:, None]
+    eos = torch.where(at_limit, log_normalizers.view_as(rows[:, :, 0]), rows[:, :, eos_id])
+    rows.masked_fill_(at_limit[:, :, None], -math.inf)
+    rows[:, :, eos_id] = eos
 
 
 def check_forbidden_ids(config: DecodingConfig, vocab_size: int) -> None:

@@ -37,6 +37,15 @@ def _sentences_needed(rows: int) -> int:
     return -(-MIN_ROWS // rows)
 
 
+def average_probabilities(logits: Sequence[Tensor]) -> Tensor:
+    """The logits (N, V) of an ensemble, from the logits of its models: the logarithms of the averages of the
+    probabilities. The logits of a single model are unchanged."""
+    if len(logits) == 1:
+        return logits[0]
+    averaged = torch.stack([one.log_softmax(dim=-1) for one in logits]).logsumexp(dim=0)
+    return averaged - math.log(len(logits))
+
+
 def log_probs_of(
     model: DecodingTransformer, hidden: Tensor, logits: Tensor, log_normalizers: Tensor, tokens: Tensor
 ) -> Tensor:
@@ -116,10 +125,7 @@ class Predictor:
             projected = model.project(hidden)[:count]
             self.hidden = hidden[:count]
             logits.append(projected.to(torch.promote_types(projected.dtype, torch.float32)))
-        if len(logits) == 1:
-            return logits[0]
-        averaged = torch.stack([one.log_softmax(dim=-1) for one in logits]).logsumexp(dim=0)
-        return averaged - math.log(len(logits))
+        return average_probabilities(logits)
 
     def step_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
         """Like `step`, and also the cross-attention weights (N, S) of the last layer, averaged over heads and

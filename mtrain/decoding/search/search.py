@@ -38,7 +38,7 @@ def search(
     Raises UsageError if a prefix is too long for the model.
     """
     lengths = source_keep.sum(1).to(widest_float(source.device))
-    max_lengths = _max_lengths(models, lengths, config, prefixes)
+    max_lengths = maximum_lengths(models, lengths, config, prefixes)
     constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes)
     steps, sampled = int(max_lengths.max()), config.samples is not None
     if not sampled and (config.beam_size > 1 or config.coverage_penalty):
@@ -50,10 +50,11 @@ def search(
         noise = noise_keys(config.seed, keys, config.samples, steps).to(source.device)
     scored = scored or config.force_eos
     tokens, log_probs = _generate(predictor, constraints, max_lengths, config, noise, scored)
-    return _hypotheses(tokens, log_probs, max_lengths, config.length_penalty, predictor.model_config.eos_id)
+    eos_id = predictor.model_config.eos_id
+    return ranked_hypotheses(tokens, log_probs, max_lengths, config.length_penalty, eos_id)
 
 
-def _max_lengths(
+def maximum_lengths(
     models: Sequence[DecodingTransformer],
     lengths: Tensor,
     config: DecodingConfig,
@@ -127,7 +128,7 @@ def _generate(
     return all_tokens, all_log_probs
 
 
-def _hypotheses(
+def ranked_hypotheses(
     tokens: Tensor, log_probs: Tensor, max_lengths: Tensor, length_penalty: float, eos_id: int
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each sentence, best first, from tokens (B, R, T) and log-probabilities (B, R)."""

@@ -1,0 +1,191 @@
+"""The buffers and graphs of one session. Symbols in shapes: see `mtrain.decoding.sessions`."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.search.beam import Hypothesis
+from mtrain.decoding.search.predictor import average_probabilities
+from mtrain.decoding.sessions.inputs import Batch, Inputs, Shape
+from mtrain.decoding.sessions.steps import Beam, Greedy
+from mtrain.device import copy_to_host_async
+from mtrain.graph_capture import CaptureError, GraphPool, Work
+from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.static_decoder import StaticDecoder
+
+_warn_once = cache(logging.getLogger(__name__).warning)
+
+LOOK_EVERY = 5  # steps between looks at which sentences are finished: each waits for a copy of one step ago
+SMALLEST_BOUND = 32  # positions
+
+
+def bucket(number: int, least: int = 1) -> int:
+    """The number rounded up to a power of two, or to one and a half of it, and at least `least`."""
+    power = 1 << max(0, number - 1).bit_length()
+    return max(least, power * 3 // 4 if 4 <= power * 3 // 4 >= number else power)
+
+
+class Session:
+    """Searches batches of one shape, with one or more models and fixed settings.
+
+    The prologue encodes the sources and resets the state; a step computes one position of all rows. Both are
+    run as they are the first time, and captured as graphs at the start of the next batch. When half of the
+    sentences are finished, the others become the first ones of the same buffers, and further steps are of
+    these only, if there are at least `shrink_from` rows.
+    """
+
+    def __init__(
+        self, models: Sequence[DecodingTransformer], config: DecodingConfig, shape: Shape, shrink_from: int
+    ):
+        device, model_config = models[0].weight.device, models[0].config
+        self.config, self.model_config, self.shape = config, model_config, shape
+        self.shrink_from = shrink_from
+        self.pool = GraphPool(device)
+        self._host, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned=device.type == "cuda")
+        self._buffer, self.inputs = Inputs.of(shape, device)
+        sizes = (shape.sentences, shape.beams, shape.source, shape.positions)
+        self.decoders = [StaticDecoder(model, *sizes) for model in models]
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.source_lengths = torch.ones(shape.sentences, dtype=torch.int32, device=device)
+        kind: type[Greedy | Beam] = Beam if config.samples is None and config.beam_size > 1 else Greedy
+        dtype = torch.promote_types(models[0].weight.dtype, torch.float32)
+        self.state = kind.empty(shape, device, dtype)
+        tokens = torch.zeros(model_config.target_vocab_size, dtype=torch.bool)
+        forbidden = tokens.index_fill(0, torch.tensor(config.forbidden_ids, dtype=torch.int64), True)
+        self.forbidden = forbidden.to(device) if config.forbidden_ids else None
+        self._work: dict[tuple[int, int], Work] = {}  # that was run, by arguments of `_make_step`
+        self._captured: set[tuple[int, int]] = set()
+
+    @property
+    def bytes(self) -> int:
+        """About the memory that the session needs on the device."""
+        caches = [(decoder.caches, decoder.memories) for decoder in self.decoders]
+        logits = 2 * 4 * self.shape.sentences * self.shape.beams * self.model_config.target_vocab_size
+        return logits + sum(x.nbytes for x in _tensors((self._buffer, self.state, caches)))
+
+    def search(self, batch: Batch) -> list[list[Hypothesis]]:
+        """The best hypotheses of each sentence."""
+        self._capture()
+        self._host_inputs.fill(batch, self.model_config.eos_id)
+        self._buffer.copy_(self._host, non_blocking=True)
+        self._run(0, 0)
+        steps, sentences, count = int(batch.limits.max()), self.shape.sentences, len(batch.rows)
+        order = torch.arange(count)  # the sentences of the batch in the order of the buffers
+        ended: list[tuple[Tensor, Tensor]] = []  # results of sentences; later ones replace earlier ones
+        look: Callable[[], list[float]] | None = None
+        for step in range(steps):
+            self._run(sentences, min(self.shape.positions, bucket(step + 1, SMALLEST_BOUND)))
+            if look is not None:
+                going = (torch.tensor(look()[: len(order)]) == 0).nonzero()[:, 0]
+                look = None
+                if not len(going):
+                    break
+                fewer = bucket(len(going))
+                if 2 * fewer <= sentences and sentences * self.shape.beams >= self.shrink_from:
+                    ended.append((order, self._results(sentences, steps)))
+                    self._move(going, fewer, step + 1)
+                    sentences, order = fewer, order[going]
+            if step % LOOK_EVERY == LOOK_EVERY - 1 and step + 2 < steps:
+                look = copy_to_host_async(_first(self.state, sentences).done())
+        ended.append((order, self._results(sentences, steps)))
+        columns = self._collected(ended, count, steps)
+        return self.state.hypotheses(columns, batch, self.model_config.eos_id)
+
+    def _run(self, sentences: int, bound: int) -> None:
+        """A step of the first sentences, at a position below the bound; the prologue if both are 0."""
+        key = sentences, bound
+        if key not in self._work:
+            self._work[key] = self._make_step(*key) if sentences else self._make_prologue()
+        self._work[key]()
+
+    # The following functions do not refer to `self`, which would be a cycle: memory is freed at once.
+
+    def _make_prologue(self) -> Work:
+        decoders, inputs, state, bos_id = self.decoders, self.inputs, self.state, self.model_config.bos_id
+        lengths, position = self.source_lengths, self.position
+
+        def work() -> None:
+            for decoder in decoders:
+                decoder.encode(inputs.sources, inputs.source_lengths)
+            lengths.copy_(inputs.source_lengths)
+            position.zero_()
+            state.reset(inputs, bos_id)
+
+        return work
+
+    def _make_step(self, sentences: int, bound: int) -> Work:
+        decoders, position, config = self.decoders, self.position, self.config
+        inputs, state = _first(self.inputs, sentences), _first(self.state, sentences)
+        lengths = self.source_lengths[:sentences]
+        allowed = inputs.allowed(position, self.model_config.eos_id, self.forbidden)
+
+        def work() -> None:
+            logits = [
+                decoder.decode_next(state.last, state.past, position, lengths, bound) for decoder in decoders
+            ]
+            state.step(average_probabilities(logits), inputs, allowed, config)
+            position.add_(1)
+
+        return work
+
+    def _capture(self) -> None:
+        """Capture the work that was run. Its warm-ups change the state, which the prologue resets."""
+        for key in self._work.keys() - self._captured:
+            self.position.zero_()
+            try:
+                self._work[key] = self.pool.capture(self._work[key])
+            except CaptureError as error:
+                self.pool = GraphPool(torch.device("cpu"))  # which captures nothing
+                _warn_once(f"decoding continues without CUDA graphs: {error}")
+            self._captured.add(key)
+
+    def _move(self, going: Tensor, sentences: int, positions: int) -> None:
+        """Let the sentences at the indices `going` be the first ones; further copies of one of them make up
+        the given number of sentences."""
+        device = self.position.device
+        index = torch.full((sentences,), int(going[0]), pin_memory=device.type == "cuda")
+        index[: len(going)] = going
+        index = index.to(device, non_blocking=True)
+        for decoder in self.decoders:
+            decoder.move(index, positions)
+        for x in _tensors((self.inputs, self.state, self.source_lengths)):
+            x[:sentences] = x[index]
+
+    def _results(self, sentences: int, steps: int) -> Tensor:
+        """The columns of the results of the first sentences, as one matrix, so that the host waits once."""
+        columns = _first(self.state, sentences).columns(steps)
+        return torch.cat([column.flatten(1).double() for column in columns], dim=1)
+
+    def _collected(self, ended: Sequence[tuple[Tensor, Tensor]], count: int, steps: int) -> list[Tensor]:
+        """The columns of the results of all sentences, on the host. A sentence has its last results."""
+        joined = torch.cat([matrix for _, matrix in ended]).cpu()
+        matrices = torch.split(joined, [len(matrix) for _, matrix in ended])
+        found = matrices[0][:count]
+        for (order, _), matrix in zip(ended[1:], matrices[1:], strict=True):
+            found[order] = matrix[: len(order)]
+        columns = self.state.columns(steps)
+        parts = torch.split(found, [math.prod(column.shape[1:]) for column in columns], dim=1)
+        return [
+            part.reshape(count, *column.shape[1:]).to(column.dtype)
+            for part, column in zip(parts, columns, strict=True)
+        ]
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    """The tensors in nested tuples and lists."""
+    if x is None or isinstance(x, Tensor):
+        return [] if x is None else [x]
+    return [tensor for part in x for tensor in _tensors(part)]
+
+
+def _first(x: Any, sentences: int) -> Any:
+    """Views of the first sentences of the tensors in nested named tuples."""
+    if x is None or isinstance(x, Tensor):
+        return None if x is None else x[:sentences]
+    return type(x)(*(_first(part, sentences) for part in x))

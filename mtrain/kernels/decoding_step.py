@@ -1,0 +1,158 @@
+"""The kernels of a decoding step in static buffers, as a CUDA graph replays it.
+
+A step computes one position of each of N rows, K for each of B sentences. The number of the position is in a
+tensor. Shapes do not depend on it, and nothing waits for the device.
+
+Symbols in shapes: B sentences, K beams, N = B*K rows, T positions in the buffers, S padded source length,
+H heads, D head width, E = H*D, P positions of prefixes, V vocabulary size, k results.
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mtrain.kernels.topk import beam_topk, logsumexp
+
+
+def add_norm(
+    x: Tensor, y: Tensor | None, norm: nn.LayerNorm, dtype: torch.dtype, replace: bool = False
+) -> Tensor:
+    """Add y (N, E) to the residual stream x (N, E) in place, and return the layer norm of the sum in `dtype`.
+
+    `replace` also stores the normalized sum as x, for models with norms after the residual connections. x has
+    the type of the parameters of `norm`; y may have another one, and may be None.
+    """
+    if y is not None:
+        x.add_(y)
+    normed = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    if replace:
+        x.copy_(normed)
+    return normed.to(dtype)
+
+
+def own_attention(
+    projected: Tensor, cache: Tensor, past: Tensor | None, position: Tensor, bound: int | None = None
+) -> Tensor:
+    """Self-attention (N, E) of one position of each row to itself and to earlier positions.
+
+    `projected` (N, 3E) contains queries, keys and values. `cache` (2, B, H, T*K, D) contains the keys and
+    values of earlier positions; those of beam k at `position` (1) int64 are stored in slot position * K + k.
+    `past` (B, K, T*K) uint8 is not 0 at the slots of earlier positions that a beam attends to; what it
+    contains at later slots is ignored. If K is 1, it may be None: all earlier positions. `position` is less
+    than `bound` (None: T); operators read only so many positions of the cache.
+    """
+    sentences, heads, slots, width = cache.shape[1:]
+    parts = projected.view(sentences, -1, 3, heads, width).permute(2, 0, 3, 1, 4)  # (3, B, H, K, D)
+    beams = parts.size(3)
+    rows = torch.arange(beams, device=cache.device)
+    cache.index_copy_(3, position * beams + rows, parts[1:])
+    keys, values = cache[:, :, :, : slots if bound is None else bound * beams]
+    slot = torch.arange(keys.size(2), device=cache.device)
+    earlier = slot < position * beams  # (slots,)
+    allowed = slot == position * beams + rows[:, None]  # (K, slots)
+    allowed = allowed | (earlier if past is None else earlier & (past[:, None, :, : len(slot)] != 0))
+    return _attend(parts[0], keys, values, allowed, slot < (position + 1) * beams)
+
+
+def cross_attention(queries: Tensor, memory: Tensor, source_lengths: Tensor) -> Tensor:
+    """Attention (N, E) of one position of each row, with `queries` (N, E), to the source.
+
+    `memory` (2, B, H, S, D) contains keys and values, of which each sentence has the first `source_lengths`
+    (B) int32. For a sentence of length 0, the result is 0.
+    """
+    sentences, heads, longest, width = memory.shape[1:]
+    by_head = queries.view(sentences, -1, heads, width).transpose(1, 2)  # (B, H, K, D)
+    given = torch.arange(longest, device=memory.device) < source_lengths[:, None]  # (B, S)
+    return _attend(by_head, memory[0], memory[1], given[:, None, None], given[:, None])
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, allowed: Tensor, given: Tensor) -> Tensor:
+    """Attention (N, E) of queries (B, H, K, D) to keys and values (B, H, X, D) where `allowed`, which
+    broadcasts to (B, H, K, X). Values that are not `given`, which broadcasts to (B, H, X), count as 0: they
+    may be undefined."""
+    scores = (queries * queries.size(-1) ** -0.5) @ keys.transpose(2, 3)  # (B, H, K, X)
+    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)  # with -inf, no key would give NaN
+    weights = scores.softmax(dim=-1)
+    attended: Tensor = weights @ values.masked_fill(~given[..., None], 0)  # (B, H, K, D)
+    return attended.transpose(1, 2).reshape(-1, queries.size(1) * queries.size(3))
+
+
+class Allowed(NamedTuple):
+    """Which tokens may be generated at a position of B sentences. A prefix overrides the other rules, as in
+    `mtrain.decoding.search.constraints`."""
+
+    position: Tensor  # (1,) int64, the number of tokens so far
+    min_lengths: Tensor  # (B,) int64, EOS included
+    eos_id: int
+    forbidden: Tensor | None = None  # (V,) bool: tokens that are never generated
+    prefixes: Tensor | None = None  # (B, P) int64, the tokens of the first positions; negative: any token
+
+    def mask_(self, logits: Tensor) -> Tensor:
+        """Set the logits (N, V) of all other tokens to -inf."""
+        tokens = torch.arange(logits.size(1), device=logits.device)
+        too_short = self.min_lengths > self.position + 1  # (B,)
+        masked = too_short[:, None] & (tokens == self.eos_id)  # (B, V)
+        if self.forbidden is not None:
+            masked = masked | self.forbidden
+        if self.prefixes is not None:
+            last = self.prefixes.size(1) - 1
+            required = self.prefixes.index_select(1, self.position.clamp(max=last))  # (B, 1)
+            free = (required < 0) | (self.position > last)
+            masked = torch.where(free, masked, tokens != required)
+        logits.view(len(masked), -1, len(tokens)).masked_fill_(masked[:, None], -math.inf)
+        return logits
+
+
+def best_tokens(logits: Tensor, allowed: Allowed, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The most probable token (N) that is allowed in each row, the first of equal ones, and its
+    log-probability (N).
+
+    `logits` (N, V), in fp32 or fp64, are overwritten; `bias` (V) is added to them. That tokens are forbidden
+    does not change the probabilities of the others.
+    """
+    live = logits.new_zeros(len(logits), 1)
+    if bias is not None:
+        logits = logits.add_(bias)
+    log_normalizers = logsumexp(logits)
+    log_probs, _, tokens = beam_topk(allowed.mask_(logits), live - log_normalizers, 1)
+    return tokens[:, 0], log_probs[:, 0]
+
+
+def best_continuations(
+    logits: Tensor, live: Tensor, k: int, allowed: Allowed, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best k continuations of each sentence: log-probabilities, beams and tokens, each (B, k).
+
+    The best come first. `live` (B, K) are the log-probabilities of the beams; the rest is as in
+    `best_tokens`. k is at most V. If fewer continuations are allowed, further ones have the log-probability
+    -inf.
+    """
+    if bias is not None:
+        logits = logits.add_(bias)
+    log_normalizers = logsumexp(logits)
+    return beam_topk(allowed.mask_(logits), live - log_normalizers.view_as(live), k)
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """The product (N, V) of x (N, E) and the transpose of `weight` (V, E), of the same type. The result of
+    types below fp32 is in fp32: in bf16, the best logits would often be equal."""
+    if x.dtype.itemsize >= torch.float32.itemsize:
+        return F.linear(x, weight)
+    if _has_wide_product(x.device, x.dtype):
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return F.linear(x.float(), weight.float())
+
+
+@cache
+def _has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a product in low precision can have a result in fp32: PyTorch has it for CUDA only."""
+    x = torch.zeros(16, 16, device=device, dtype=dtype)
+    try:
+        torch.mm(x, x, out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
