@@ -9,7 +9,7 @@
 # machine without internet, wheels in .whl/ are installed first, into a folder in $WORK.
 #
 # $OUT/summary.txt lists the exit status of each part and the most important lines of the other files, which are
-# tests, demo, resume, train, decode, profile, bench and multi30k, all .txt. The exit status is 1 if a part has failed
+# tests, check, demo, resume, train, decode, profile, bench and multi30k, all .txt. The exit status is 1 if a part has failed
 # or was stopped. A part that fails does not stop the others. The parts that are not timed run first, all at once;
 # then the timed parts, one by one, the most valuable first.
 #
@@ -32,7 +32,7 @@ summary=$OUT/summary.txt
 : >>"$summary"
 case $PARTS in right | fast) : "${BUDGET:=240}" ;; *) : "${BUDGET:=545}" ;; esac
 case $PARTS in
-    right) PARTS="environment ceiling tests demo demo-compiled resume multi30k" ;;
+    right) PARTS="environment ceiling tests check-decoding demo demo-compiled resume multi30k" ;;
     fast) PARTS="train-base decode translate peers-base train-tiny train-big decode-transformers profile-training
         profile-decoding peers-big train-base-compiled" ;;
 esac
@@ -149,6 +149,7 @@ mapfile -t tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 tests=(-m gpu -n 3 "${tests[@]}")
 if [ "$DEVICE" = cpu ]; then tests=(tests/unit/kernels/test_precision.py); fi
 part tests "$limit" tests.txt "$PYTHON" -m pytest -p no:cacheprovider --durations=12 --show-capture=no -rP "${tests[@]}" &
+measure check-decoding "$limit" check.txt check-decoding small &
 demo demo toy off &
 demo demo-compiled toy-compiled on &
 measure resume "$limit" resume.txt resume "$WORK" &
@@ -172,9 +173,9 @@ measure train-big-compiled 100 train.txt train big 25000 --compile on
 part bench.py 120 bench.txt bash -c bench
 
 say "done"
-for file in train decode profile resume tests demo multi30k; do
+for file in train decode profile resume check tests demo multi30k; do
     if [ -e "$OUT/$file.txt" ]; then
-        grep -h 'tokens/s\|lines in\|compilations\|waits in\|GPU busy\|calls per\|losses\|^numbers\|^failed\|passed\|BLEU on' "$OUT/$file.txt"
+        grep -h 'tokens/s\|lines in\|compilations\|waits in\|GPU busy\|calls per\|losses\|weights\|translations differ\|^numbers\|^failed\|passed\|BLEU on' "$OUT/$file.txt"
     fi
 done | cut -c 1-260 | tee -a "$summary"
 [ ! -s "$ended" ]
