@@ -9,10 +9,10 @@ import functools
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from itertools import product
 from typing import Any, NamedTuple
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from simulate_cuda.device import ROOT, library, recording  # isort: skip  # precedes torch
 
@@ -28,13 +28,13 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import PackedBatch
-from mtrain.decoding.batches import padded
-from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.static_decoder import StaticDecoder
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.learner import Learner
 
-MAX_WAITS = {1: 1.4, 5: 1.6}  # of a decoding step, by beam size; a training step never waits
+MAX_WAITS = 0.25  # of a decoding step; a training step never waits
 # Preset, precision and target tokens of the training steps that are counted
 TRAINING = list(product(("base", "big"), ("bf16", "fp32"), (4160, 24960)))
 GPU = torch.device("cuda:0")
@@ -124,25 +124,21 @@ def _waits_of_training(preset: str, precision: str) -> Counter[str]:
     return events["wait"]
 
 
-def count_decoding(beams: int) -> Counts:
-    """Count per decoding step of a batch in bf16. What precedes the first step and follows the last one is
-    included."""
+def count_decoding(beams: int, as_graphs: bool) -> Counts:
+    """Count per decoding step of a batch in bf16, in a session whose graphs are not yet or already captured.
+    What precedes the first step and follows the last one is included."""
     torch.manual_seed(1)
     model = DecodingTransformer(_model("base", **NARROW).eval(), torch.bfloat16, low_projection=True)
     config = DecodingConfig(beam_size=beams, max_length_ratio=1.5, max_length_offset=10)
     rows = [[*range(10, 10 + length), model.config.eos_id] for length in range(4, 20)]
-    source, keep = padded(rows, model.config.pad_id, GPU)
-    steps, decode_next = 0, model.decode_next
-
-    def counted(*arguments: Any) -> Tensor:
-        nonlocal steps
-        steps += 1
-        return decode_next(*arguments)
-
-    search([model], source, keep, config)  # packs the weights
-    model.decode_next = counted  # type: ignore[method-assign]
-    with recording() as events:
-        search([model], source, keep, config)
+    Sessions([model]).search(rows, config)  # packs the weights
+    sessions = Sessions([model])
+    for _ in range(2 if as_graphs else 0):  # the second search captures what the first one has run
+        sessions.search(rows, config)
+    decode_next = Mock(side_effect=StaticDecoder.decode_next)
+    with recording() as events, patch.object(StaticDecoder, "decode_next", partialmethod(decode_next)):
+        sessions.search(rows, config)
+    steps = events["operation"]["a CUDA graph"] - 1 if as_graphs else decode_next.call_count
     totals = (events[kind].total() / steps for kind in ("operation", "copy", "wait"))
     return Counts(*totals, events["wait"])
 
@@ -153,8 +149,9 @@ def main() -> int:
         ("training, {}, {}, {:,} tokens".format(*step), 0, partial(count_training, *step))
         for step in TRAINING
     ]
-    for beams, limit in MAX_WAITS.items():
-        steps.append((f"decoding, 6+6 layers, bf16, beam {beams}", limit, partial(count_decoding, beams)))
+    for beams, as_graphs in product((1, 5), (False, True)):
+        name = f"decoding, beam {beams}{', as graphs' if as_graphs else ''}"
+        steps.append((name, MAX_WAITS, partial(count_decoding, beams, as_graphs)))
     print(f"{'one step of':36}{'operations':>12}{'copies':>8}{'waits':>8}")
     problems = [problem for step in steps if (problem := _print_row(*step))]
     for problem in problems:
