@@ -1,7 +1,8 @@
 """The kernels of a decoding step in static buffers, as a CUDA graph replays it.
 
 A step computes one position of each of N rows, K for each of B sentences. The number of the position is in a
-tensor. Shapes do not depend on it, and nothing waits for the device.
+tensor. Shapes do not depend on it, and nothing waits for the device. Where Triton works, its kernels replace
+the operators below, except in fp64.
 
 Symbols in shapes: B sentences, K beams, N = B*K rows, T positions in the buffers, S padded source length,
 H heads, D head width, E = H*D, P positions of prefixes, V vocabulary size, k results.
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.kernels.topk import beam_topk, logsumexp
+from mtrain.kernels.triton.available import triton_works
 
 
 def add_norm(
@@ -26,6 +28,10 @@ def add_norm(
     `replace` also stores the normalized sum as x, for models with norms after the residual connections. x has
     the type of the parameters of `norm`; y may have another one, and may be None.
     """
+    if _uses_triton(x):
+        from mtrain.kernels.triton import decoding
+
+        return decoding.add_norm(x, y, norm, dtype, replace)
     if y is not None:
         x.add_(y)
     normed = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
@@ -45,6 +51,10 @@ def own_attention(
     contains at later slots is ignored. If K is 1, it may be None: all earlier positions. `position` is less
     than `bound` (None: T); operators read only so many positions of the cache.
     """
+    if _uses_triton(cache):
+        from mtrain.kernels.triton import decoding
+
+        return decoding.attention(projected, cache, past, position, own=True)
     sentences, heads, slots, width = cache.shape[1:]
     parts = projected.view(sentences, -1, 3, heads, width).permute(2, 0, 3, 1, 4)  # (3, B, H, K, D)
     beams = parts.size(3)
@@ -64,6 +74,10 @@ def cross_attention(queries: Tensor, memory: Tensor, source_lengths: Tensor) -> 
     `memory` (2, B, H, S, D) contains keys and values, of which each sentence has the first `source_lengths`
     (B) int32. For a sentence of length 0, the result is 0.
     """
+    if _uses_triton(memory):
+        from mtrain.kernels.triton import decoding
+
+        return decoding.attention(queries, memory, None, source_lengths, own=False)
     sentences, heads, longest, width = memory.shape[1:]
     by_head = queries.view(sentences, -1, heads, width).transpose(1, 2)  # (B, H, K, D)
     given = torch.arange(longest, device=memory.device) < source_lengths[:, None]  # (B, S)
@@ -107,23 +121,19 @@ class Allowed(NamedTuple):
         return logits
 
 
-def best_tokens(logits: Tensor, allowed: Allowed, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def best_tokens(logits: Tensor, allowed: Allowed) -> tuple[Tensor, Tensor]:
     """The most probable token (N) that is allowed in each row, the first of equal ones, and its
     log-probability (N).
 
-    `logits` (N, V), in fp32 or fp64, are overwritten; `bias` (V) is added to them. That tokens are forbidden
-    does not change the probabilities of the others.
+    `logits` (N, V), in fp32 or fp64, may be overwritten. That tokens are forbidden does not change the
+    probabilities of the others.
     """
-    live = logits.new_zeros(len(logits), 1)
-    if bias is not None:
-        logits = logits.add_(bias)
-    log_normalizers = logsumexp(logits)
-    log_probs, _, tokens = beam_topk(allowed.mask_(logits), live - log_normalizers, 1)
+    log_probs, _, tokens = best_continuations(logits, logits.new_zeros(len(logits), 1), 1, allowed)
     return tokens[:, 0], log_probs[:, 0]
 
 
 def best_continuations(
-    logits: Tensor, live: Tensor, k: int, allowed: Allowed, bias: Tensor | None = None
+    logits: Tensor, live: Tensor, k: int, allowed: Allowed
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best k continuations of each sentence: log-probabilities, beams and tokens, each (B, k).
 
@@ -131,10 +141,16 @@ def best_continuations(
     `best_tokens`. k is at most V. If fewer continuations are allowed, further ones have the log-probability
     -inf.
     """
-    if bias is not None:
-        logits = logits.add_(bias)
+    if _uses_triton(logits):
+        from mtrain.kernels.triton import next_tokens
+
+        return next_tokens.best_continuations(logits, live, k, *allowed)
     log_normalizers = logsumexp(logits)
     return beam_topk(allowed.mask_(logits), live - log_normalizers.view_as(live), k)
+
+
+def _uses_triton(x: Tensor) -> bool:
+    return x.dtype != torch.float64 and triton_works(x.device)
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,6 +1,16 @@
-"""The kernels of a decoding step against loops over rows in fp64."""
+"""The kernels of a decoding step against loops over rows in fp64.
+
+Operators are tested in fp64 on a CPU, Triton's kernels in fp32, on a GPU if there is one, otherwise in
+Triton's interpreter.
+"""
 
 import math
+import os
+import subprocess
+import sys
+from importlib import import_module
+from itertools import product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,23 +25,68 @@ from mtrain.kernels.decoding_step import (
     own_attention,
     wide_product,
 )
+from tests.support.paths import ROOT
+
+GPU = torch.cuda.is_available()
+with pytest.MonkeyPatch.context() as patch:
+    if not GPU:  # read when Triton and kernels are imported
+        patch.setenv("TRITON_INTERPRET", "1")
+    try:
+        import_module("mtrain.kernels.triton.decoding")
+        import_module("mtrain.kernels.triton.next_tokens")
+        IMPLEMENTATIONS = ["operators", "triton"]
+    except ModuleNotFoundError:  # there is no Triton for this platform
+        IMPLEMENTATIONS = ["operators"]
+
+
+class Place(NamedTuple):
+    """Where an implementation is tested."""
+
+    implementation: str
+    dtype: torch.dtype
+    device: torch.device
+
+    def random(self, *shape: int, seed: int = 1) -> Tensor:
+        """Normally distributed numbers, the same for all implementations."""
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return numbers.to(self.device, self.dtype)
+
+    def integers(self, numbers: list[int] | list[list[int]], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=self.device)
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    if request.param == "operators":
+        return Place("operators", torch.float64, torch.device("cpu"))
+    monkeypatch.setattr("mtrain.kernels.decoding_step.triton_works", lambda device: True)
+    if not GPU:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return Place("triton", torch.float32, torch.device("cuda" if GPU else "cpu"))
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """Equal to 1e-6 of the norm."""
+    found, expected = found.double().cpu(), expected.cpu()
+    assert found.shape == expected.shape
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_add_norm_changes_the_residual_stream_in_place(replace: bool) -> None:
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(2, 5, 24, generator=generator, dtype=torch.float64)
-    norm = nn.LayerNorm(24, dtype=torch.float64)
-    nn.init.normal_(norm.weight, generator=generator)
-    nn.init.normal_(norm.bias, generator=generator)
+def test_add_norm_changes_the_residual_stream_in_place(place: Place, replace: bool) -> None:
+    x, y = place.random(2, 5, 24)
+    norm = nn.LayerNorm(24, dtype=place.dtype, device=place.device).requires_grad_(False)
+    norm.weight.copy_(place.random(24, seed=2))
+    norm.bias.copy_(place.random(24, seed=3))
     added, stream = x + y, x.clone()
-    expected = (added - added.mean(1, keepdim=True)) / (
-        added.var(1, unbiased=False, keepdim=True) + norm.eps
-    ).sqrt()
+    precise = added.double()
+    variance = precise.var(dim=1, unbiased=False, keepdim=True)
+    expected = (precise - precise.mean(dim=1, keepdim=True)) / (variance + norm.eps).sqrt()
     expected = expected * norm.weight + norm.bias
-    torch.testing.assert_close(add_norm(stream, y, norm, torch.float64, replace), expected)
-    torch.testing.assert_close(stream, expected if replace else added)
-    assert torch.equal(add_norm(added, None, norm, torch.bfloat16), expected.bfloat16())
+    assert_close(add_norm(stream, y, norm, place.dtype, replace), expected)
+    assert_close(stream, expected if replace else precise)
+    torch.testing.assert_close(add_norm(added, None, norm, torch.bfloat16), expected.bfloat16())
+    assert_close(added, precise)
 
 
 def attended(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -39,49 +94,53 @@ def attended(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return (keys @ query / math.sqrt(len(query))).softmax(dim=0) @ values
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("position", [0, 1, 4])
-def test_a_beam_attends_to_its_own_past(beams: int, position: int) -> None:
-    generator = torch.Generator().manual_seed(beams)
-    sentences, heads, width, positions = 2, 2, 6, 6
-    cache = torch.randn(
-        2, sentences, heads, positions * beams, width, generator=generator, dtype=torch.float64
-    )
+# Numbers of beams, head widths and positions.
+SOME = {(1, 8, 0), (2, 24, 1), (5, 64, 15), (16, 8, 16), (1, 24, 64), (2, 64, 63), (40, 8, 1)}
+ALL = product([1, 2, 5, 16, 40], [8, 24, 64], [0, 1, 15, 16, 63, 64])
+
+
+@pytest.mark.parametrize(
+    ("beams", "width", "position"),
+    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in ALL],
+)
+def test_a_beam_attends_to_its_own_past(place: Place, beams: int, width: int, position: int) -> None:
+    sentences, heads, positions = 2, 2, position + 2
+    cache = place.random(2, sentences, heads, positions * beams, width)
     cache[:, :, :, position * beams :] = math.nan  # not yet written
-    before = cache.clone()
-    past = torch.randint(2, (sentences, beams, positions * beams), generator=generator, dtype=torch.uint8)
+    before = cache.double()
+    past = (place.random(sentences, beams, positions * beams) > 0).to(torch.uint8)
     if beams == 1:
         past.fill_(1)
-    shape = (sentences, beams, 3, heads, width)
-    projected = torch.randn(shape, generator=generator, dtype=torch.float64)
-    given = past if beams > 1 else None
-    out = own_attention(projected.view(sentences * beams, -1), cache, given, torch.tensor([position]), 5)
-    out = out.view(sentences, beams, heads, width)
-    for sentence, beam, head in torch.cartesian_prod(*map(torch.arange, (sentences, beams, heads))).tolist():
-        query, key, value = projected[sentence, beam, :, head]
+    projected = place.random(sentences, beams, 3, heads, width, seed=2)
+    rows, given = projected.view(sentences * beams, -1), past if beams > 1 else None
+    out = own_attention(rows, cache, given, place.integers([position]), positions - 1)
+    expected = projected[:, :, 0].double()
+    for sentence, beam, head in product(range(sentences), range(beams), range(heads)):
+        query, key, value = projected[sentence, beam, :, head].double()
         slots = past[sentence, beam, : position * beams].nonzero()[:, 0]
         keys, values = before[:, sentence, head, slots]
-        expected = attended(query, torch.cat([keys, key[None]]), torch.cat([values, value[None]]))
-        torch.testing.assert_close(out[sentence, beam, head], expected)
-        assert torch.equal(cache[:, sentence, head, position * beams + beam], torch.stack([key, value]))
-    assert torch.equal(cache[:, :, :, : position * beams], before[:, :, :, : position * beams])
+        keys, values = torch.cat([keys, key[None]]), torch.cat([values, value[None]])
+        expected[sentence, beam, head] = attended(query, keys, values)
+    assert_close(out, expected.view(sentences * beams, -1))
+    new = projected[:, :, 1:].permute(2, 0, 3, 1, 4).double()
+    before[:, :, :, position * beams : (position + 1) * beams] = new
+    torch.testing.assert_close(cache.double(), before, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_rows_attend_to_the_tokens_of_their_source(beams: int) -> None:
-    generator = torch.Generator().manual_seed(beams)
-    lengths, heads, width = [3, 0, 5], 2, 6
-    queries = torch.randn(3, beams, heads, width, generator=generator, dtype=torch.float64)
-    memory = torch.randn(2, 3, heads, 5, width, generator=generator, dtype=torch.float64)
+@pytest.mark.parametrize(("beams", "width"), [(1, 24), (3, 64), (16, 8), (40, 8)])
+def test_rows_attend_to_the_tokens_of_their_source(place: Place, beams: int, width: int) -> None:
+    lengths, heads = [3, 0, 40], 2
+    queries = place.random(len(lengths), beams, heads, width)
+    memory = place.random(2, len(lengths), heads, 40, width, seed=2)
     for sentence, length in enumerate(lengths):
         memory[:, sentence, :, length:] = math.nan
-    out = cross_attention(queries.view(3 * beams, -1), memory, torch.tensor(lengths, dtype=torch.int32))
-    out = out.view(3, beams, heads, width)
-    for sentence, beam, head in torch.cartesian_prod(*map(torch.arange, (3, beams, heads))).tolist():
-        keys, values = memory[:, sentence, head, : lengths[sentence]]
-        expected = attended(queries[sentence, beam, head], keys, values)
-        torch.testing.assert_close(out[sentence, beam, head], expected)
-    assert not out[1].any()
+    rows = queries.view(len(lengths) * beams, -1)
+    out = cross_attention(rows, memory, place.integers(lengths, torch.int32))
+    expected = torch.zeros_like(queries, dtype=torch.float64)
+    for sentence, beam, head in product(range(len(lengths)), range(beams), range(heads)):
+        keys, values = memory[:, sentence, head, : lengths[sentence]].double()
+        expected[sentence, beam, head] = attended(queries[sentence, beam, head].double(), keys, values)
+    assert_close(out, expected.view(len(rows), -1))
 
 
 def permitted(allowed: Allowed, sentence: int, vocabulary: int) -> list[int]:
@@ -96,48 +155,84 @@ def permitted(allowed: Allowed, sentence: int, vocabulary: int) -> list[int]:
     return sorted({*range(vocabulary)} - {*eos, *forbidden})
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("prefixes", [None, [[5, -1], [-1, -1]], [[5, 3], [4, -1]]])
+@pytest.mark.parametrize(
+    ("beams", "vocabulary", "prefixes"),
+    [(1, 300, None), (1, 300, [[2], [2]]), (2, 1030, [[5, -1], [-1, -1]]), (3, 7, [[5, 3], [4, -1]])],
+)
 def test_the_best_continuations_obey_constraints_that_do_not_change_probabilities(
-    beams: int, prefixes: list[list[int]] | None
+    place: Place, beams: int, vocabulary: int, prefixes: list[list[int]] | None
 ) -> None:
-    generator = torch.Generator().manual_seed(beams)
-    vocabulary, k = 300, 2 * beams
-    logits = torch.randn(2 * beams, vocabulary, generator=generator, dtype=torch.float64)
+    k = min(2 * beams, vocabulary)
+    logits = place.random(2 * beams, vocabulary)
     logits[:, 3] = 9  # EOS
-    bias = torch.randn(vocabulary, generator=generator, dtype=torch.float64)
-    live = torch.randn(2, beams, generator=generator, dtype=torch.float64)
+    live, forbidden = place.random(2, beams, seed=2), place.random(vocabulary, seed=3) > 0.5
+    forbidden[3] = False
     allowed = Allowed(
-        position=torch.tensor([1]),
-        min_lengths=torch.tensor([2, 3]),
+        position=place.integers([1]),
+        min_lengths=place.integers([2, 3]),
         eos_id=3,
-        forbidden=torch.randint(2, (vocabulary,), generator=generator, dtype=torch.bool).index_fill_(
-            0, torch.tensor([3]), 0
-        ),
-        prefixes=None if prefixes is None else torch.tensor(prefixes),
+        forbidden=forbidden if prefixes else None,
+        prefixes=None if prefixes is None else place.integers(prefixes),
     )
-    log_probs = (logits + bias).log_softmax(dim=-1).view(2, beams, vocabulary)
-    found = best_continuations(logits.clone(), live, k, allowed, bias)
+    log_probs = logits.double().log_softmax(dim=-1).view(2, beams, vocabulary)
+    found = best_continuations(logits.clone(), live, k, allowed)
     for sentence in range(2):
         tokens = permitted(allowed, sentence, vocabulary)
         scores = live[sentence, :, None] + log_probs[sentence][:, tokens]
         expected = scores.flatten().sort(descending=True)
         count = min(k, len(expected.values))
         values, of_beam, chosen = (part[sentence] for part in found)
-        torch.testing.assert_close(values[:count], expected.values[:count])
+        torch.testing.assert_close(values[:count].double(), expected.values[:count], rtol=0, atol=2e-6)
         assert (values[count:] == -math.inf).all() and (chosen < vocabulary).all()
         assert of_beam[:count].tolist() == (expected.indices[:count] // len(tokens)).tolist()
         assert chosen[:count].tolist() == [tokens[i % len(tokens)] for i in expected.indices[:count].tolist()]
-        if beams == 1:
-            token, log_prob = best_tokens(logits.clone(), allowed, bias)
-            assert token[sentence] == chosen[0]
-            torch.testing.assert_close(log_prob[sentence], values[0] - live[sentence, 0])
+    if beams == 1:
+        tokens, log_probs = best_tokens(logits.clone(), allowed)
+        assert torch.equal(tokens, found[2][:, 0])
+        torch.testing.assert_close(log_probs, found[0][:, 0] - live[:, 0], rtol=0, atol=2e-6)
 
 
-def test_logits_in_low_precision_are_not_rounded() -> None:
-    generator = torch.Generator().manual_seed(1)
-    x, weight = (torch.randn(rows, 64, generator=generator).bfloat16() for rows in (7, 50))
+def unconstrained(place: Place) -> Allowed:
+    return Allowed(position=place.integers([0]), min_lengths=place.integers([0, 0]), eos_id=3)
+
+
+def test_the_first_of_equal_tokens_is_chosen(place: Place) -> None:
+    logits = torch.zeros_like(place.random(2, 600))
+    logits[0, [40, 41, 500]] = logits[1, [555, 599]] = 1
+    allowed = unconstrained(place)
+    assert best_tokens(logits.clone(), allowed)[0].tolist() == [40, 555]
+    if place.implementation == "triton":  # operators choose any of them if there are several beams
+        live = logits.new_zeros(2, 2)
+        _, beams, tokens = best_continuations(logits[[0, 0, 1, 1]], live, 5, allowed)
+        assert beams.tolist() == [[0, 0, 0, 1, 1], [0, 0, 1, 1, 0]]
+        assert tokens.tolist() == [[40, 41, 500, 40, 41], [555, 599, 555, 599, 0]]
+
+
+def test_failures_are_visible_and_concern_one_sentence(place: Place) -> None:
+    logits, allowed = place.random(4, 150), unconstrained(place)
+    live = torch.zeros_like(logits[:2, :2])
+    live[1, 1] = -math.inf  # as in the first step of a beam search
+    logits[0, 7] = math.nan
+    log_probs, beams, tokens = best_continuations(logits, live, 2, allowed)
+    assert log_probs[0].isnan().any() and log_probs[1].isfinite().all()
+    assert (beams[1] == 0).all() and ((tokens >= 0) & (tokens < 150)).all()
+    nothing = allowed._replace(forbidden=torch.ones_like(logits[0], dtype=torch.bool))
+    log_probs, _, tokens = best_continuations(place.random(4, 150), live, 2, nothing)
+    assert (log_probs == -math.inf).all() and ((tokens >= 0) & (tokens < 150)).all()
+
+
+def test_logits_in_low_precision_are_not_rounded(place: Place) -> None:
+    x, weight = place.random(7, 64).bfloat16(), place.random(50, 64, seed=2).bfloat16()
     logits = wide_product(x, weight)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, (x.double() @ weight.double().t()).float())
+    assert_close(logits, x.double() @ weight.double().t())
     assert wide_product(x.double(), weight.double()).dtype == torch.float64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [75, 80, 86, 90])
+def test_triton_kernels_compile_for_gpus_that_are_not_there(capability: int) -> None:
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.support.compile_decoding_kernels", str(capability)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)

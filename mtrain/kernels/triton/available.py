@@ -1,0 +1,27 @@
+"""Whether the kernels of this package run on a device."""
+
+import logging
+from functools import cache
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def triton_works(device: torch.device) -> bool:
+    """Whether Triton can compile kernels for a device and run them there. If it cannot do so for a CUDA
+    device, the reason is logged once. The first call for a device waits for it."""
+    if device.type != "cuda":
+        return False
+    try:
+        from mtrain.kernels.triton.decoding import add_norm
+
+        norm, ones = torch.nn.LayerNorm(1, device=device), torch.ones(1, 1, device=device)
+        if add_norm(ones, None, norm, torch.float32, replace=False).item() != 0:
+            raise RuntimeError("a kernel returned a wrong result")
+    except Exception as error:  # a missing package, C compiler or driver, or an unsupported GPU
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        log.warning("Triton does not work on %s, so slower operators are used (%s)", device, reason)
+        return False
+    return True

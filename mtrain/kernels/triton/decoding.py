@@ -1,0 +1,118 @@
+"""Triton kernels of a decoding step: layer norm and attention.
+
+`mtrain.kernels.decoding_step` describes arguments, results and symbols. Tensors are contiguous and on the
+current device. Sums are in fp32.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: disable-error-code="import-untyped"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+MIN_TILE = 16  # `tl.dot` requires as many rows and columns
+MAX_ROWS = 32  # of a sentence, in one program
+TILE_BYTES = 8192  # of keys, or of values, that a program reads at a time
+
+
+@triton.jit
+def add_norm_kernel(x, y, out, gain, bias, width, epsilon, REPLACE: tl.constexpr, COLUMNS: tl.constexpr):
+    """A program for each row."""
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < width
+    place = tl.program_id(0).to(tl.int64) * width + columns
+    added = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if y is not None:
+        added += tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+    centered = tl.where(inside, added - tl.sum(added, 0) / width, 0.0)
+    normed = centered / tl.sqrt(tl.sum(centered * centered, 0) / width + epsilon)
+    normed *= tl.load(gain + columns, mask=inside, other=0.0).to(tl.float32)
+    normed += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + place, normed if REPLACE else added, mask=inside)
+    tl.store(out + place, normed, mask=inside)
+
+
+def add_norm(x: Tensor, y: Tensor | None, norm: nn.LayerNorm, dtype: torch.dtype, replace: bool) -> Tensor:
+    """See `mtrain.kernels.decoding_step.add_norm`."""
+    rows, width = x.shape
+    out = torch.empty_like(x, dtype=dtype)
+    sizes = {"REPLACE": replace, "COLUMNS": triton.next_power_of_2(width), "num_warps": 4}
+    add_norm_kernel[(rows,)](x, y, out, norm.weight, norm.bias, width, norm.eps, **sizes)
+    return out
+
+
+@triton.jit
+def attention_kernel(
+    projected, cache, past, counts, out, slots, values_offset, scale, OWN: tl.constexpr, BEAMS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A program for ROWS beams of a sentence in one head: self-attention if OWN, otherwise attention to the
+    source. `counts` is the position if OWN, otherwise the number of keys of each sentence.
+
+    Padding is not read, nor are slots of this position, where programs store keys and values meanwhile.
+    """
+    sentence = tl.program_id(0).to(tl.int64)
+    head, heads = tl.program_id(1), tl.num_programs(1)
+    beams = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    inside = (beams < BEAMS)[:, None] & (columns < WIDTH)[None, :]
+    rows = (sentence * BEAMS + beams)[:, None] * heads
+    keys = cache + (sentence * heads + head) * slots * WIDTH
+    values = keys + values_offset
+    if OWN:
+        count = tl.load(counts).to(tl.int32) * BEAMS  # of slots of earlier positions
+        new = projected + (3 * rows + head) * WIDTH + columns[None, :]
+        queries = tl.load(new, mask=inside, other=0.0)
+        new_keys = tl.load(new + heads * WIDTH, mask=inside, other=0.0)
+        new_values = tl.load(new + 2 * heads * WIDTH, mask=inside, other=0.0)
+        slot = (count + beams)[:, None] * WIDTH + columns[None, :]
+        tl.store(keys + slot, new_keys, mask=inside)
+        tl.store(values + slot, new_values, mask=inside)
+        highest = tl.sum(queries.to(tl.float32) * new_keys.to(tl.float32), 1) * scale
+        total = tl.full((ROWS,), 1.0, tl.float32)
+        attended = new_values.to(tl.float32)
+    else:
+        count = tl.load(counts + sentence)
+        queries = tl.load(projected + (rows + head) * WIDTH + columns[None, :], mask=inside, other=0.0)
+        highest = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        attended = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, count, TILE):
+        index = start + tl.arange(0, TILE)
+        stored = index < count
+        place = index[:, None] * WIDTH + columns[None, :]
+        there = stored[:, None] & (columns < WIDTH)[None, :]
+        tile = tl.load(keys + place, mask=there, other=0.0)
+        scores = tl.dot(queries, tl.trans(tile), input_precision="ieee") * scale
+        seen = stored[None, :]
+        if past is not None:
+            marks = past + (sentence * BEAMS + beams)[:, None] * slots + index[None, :]
+            seen = tl.load(marks, mask=seen & (beams < BEAMS)[:, None], other=0) != 0
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        factor = tl.exp(highest - higher)
+        weights = tl.exp(scores - higher[:, None])
+        total = total * factor + tl.sum(weights, 1)
+        tile = tl.load(values + place, mask=there, other=0.0)
+        attended = attended * factor[:, None] + tl.dot(weights.to(tile.dtype), tile, input_precision="ieee")
+        highest = higher
+    attended /= tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + (rows + head) * WIDTH + columns[None, :], attended, mask=inside)
+
+
+def attention(projected: Tensor, cache: Tensor, past: Tensor | None, counts: Tensor, own: bool) -> Tensor:
+    """See `own_attention` and `cross_attention` of `mtrain.kernels.decoding_step`; `counts` is the position
+    or the lengths of the sources."""
+    _, sentences, heads, slots, width = cache.shape
+    out = projected.new_empty(len(projected), heads * width)
+    beams, columns = len(projected) // sentences, max(MIN_TILE, triton.next_power_of_2(width))
+    rows = min(MAX_ROWS, max(MIN_TILE, triton.next_power_of_2(beams)))
+    tile = min(64, max(MIN_TILE, TILE_BYTES // (columns * cache.element_size())))
+    sizes = {"BEAMS": beams, "ROWS": rows, "WIDTH": width, "COLUMNS": columns, "TILE": tile}
+    attention_kernel[(sentences, heads, triton.cdiv(beams, rows))](
+        projected, cache, past, counts, out, slots, cache.stride(0), width**-0.5,
+        OWN=own, **sizes, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,288 @@
+"""Decoding sessions without graphs, on a CPU, against the search of `mtrain.decoding.search`."""
+
+import gc
+import logging
+import math
+import random
+import threading
+import weakref
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
+from mtrain.decoding.search.beam import Hypothesis
+from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.session import LOOK_EVERY, Session, bucket
+from mtrain.decoding.sessions.sessions import Sessions
+from mtrain.decoding.split import Part
+from mtrain.errors import UsageError
+from mtrain.graph_capture import CaptureError, GraphPool
+from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.static_decoder import StaticDecoder
+from tests.support.search import EOS, assert_same, build, options, sentences
+
+Found = list[list[Hypothesis]]
+
+
+def make_models(seed: int, count: int = 1, **changes: Any) -> list[DecodingTransformer]:
+    """Models whose translations end at different positions."""
+    models = []
+    for number in range(count):
+        sizes = {
+            "vocab": 30,
+            "d_model": 16,
+            "heads": 2,
+            "ffn_dim": 16,
+            "output_bias": True,
+            "max_positions": 64,
+        }
+        model = build(7 * seed + number, dtype=torch.float32, **{**sizes, **changes}).requires_grad_(False)
+        if model.output_bias is not None:
+            model.output_bias.normal_()
+            model.output_bias[EOS] += 1
+        models.append(DecodingTransformer(model))
+    return models
+
+
+class Case:
+    """Models, sentences, and what is wanted of them."""
+
+    def __init__(self, models: list[DecodingTransformer], lengths: Sequence[int], prefixed: bool = False):
+        self.models = models
+        self.source, self.keep = sentences(models[0].transformer, list(lengths))
+        self.rows = [row[keep].tolist() for row, keep in zip(self.source, self.keep, strict=True)]
+        self.prefixes = [[5, 7, 4, 9][: n % 5] for n in range(len(lengths))] if prefixed else None
+        self.keys = [(n, 0) for n in range(len(lengths))]
+
+    def expected(self, **settings: Any) -> Found:
+        """What the search without sessions finds."""
+        config = options(**settings)
+        return search(self.models, self.source, self.keep, config, self.prefixes, self.keys)
+
+    def found(self, sessions: Sessions, **settings: Any) -> Found:
+        """What a session finds."""
+        found = sessions.search(self.rows, options(**settings), self.prefixes, self.keys)
+        assert found is not None
+        return found
+
+    def check(self, sessions: Sessions | None = None, **settings: Any) -> None:
+        """Compare two batches of a session, the second one in reverse order, with the search."""
+        sessions, expected = sessions or Sessions(self.models, shrink_from=0), self.expected(**settings)
+        compare(self.found(sessions, **settings), expected)
+        for one in (self.rows, self.keys, self.prefixes or []):
+            one.reverse()
+        compare(self.found(sessions, **settings), expected[::-1])
+        for one in (self.rows, self.keys, self.prefixes or []):
+            one.reverse()
+
+
+def compare(found: Found, expected: Found) -> None:
+    """Assert that hypotheses are equal, but for those of which some tokens were forbidden."""
+    for ours, theirs in zip(found, expected, strict=True):
+        possible = ([h for h in some if h.log_prob > -math.inf] for some in (ours, theirs))
+        assert_same(*possible, tolerance=1e-5)
+
+
+def random_case(seed: int) -> tuple[Case, dict[str, Any]]:
+    """Models of a random architecture, sentences and settings."""
+    draw = random.Random(seed)
+    sizes = {
+        "vocab": draw.choice([9, 30, 170]),
+        "norm": draw.choice(["pre", "post"]),
+        "positions": draw.choice(["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]),
+        "activation": draw.choice(["relu", "gelu", "silu", "swiglu"]),
+        "tie_embeddings": draw.choice(["none", "decoder", "all"]),
+        "output_bias": draw.random() < 0.7,
+        "heads": draw.choice([1, 2, 4]),
+        "encoder_layers": draw.choice([1, 2]),
+        "decoder_layers": draw.choice([1, 2]),
+    }
+    settings = {
+        "beam_size": draw.choice([1, 2, 5]),
+        "stop": draw.choice(["default", "first_k", "exact"]),
+        "length_penalty": draw.choice([0.0, 0.6, 1.0, 2.0, -0.7]),
+        "max_length_ratio": draw.choice([0.5, 1.5, 2.0]),
+        "max_length_offset": draw.choice([1, 10]),
+        "min_length_ratio": draw.choice([0.0, 0.0, 0.3]),
+        "forbidden_ids": draw.choice([[], [], [5, 7]]),
+        "force_eos": draw.random() < 0.2,
+        "renormalize": draw.random() < 0.2,
+    }
+    if draw.random() < 0.3:
+        settings |= {"beam_size": 1, "samples": draw.choice([1, 3]), "temperature": draw.choice([0.7, 1.0])}
+        settings |= {"top_k": draw.choice([0, 4]), "top_p": draw.choice([1.0, 0.8])}
+    lengths = [draw.randint(1, 23) for _ in range(draw.randint(1, 40))]
+    models = make_models(seed, draw.choice([1, 1, 2]), **sizes)
+    return Case(models, lengths, prefixed=draw.random() < 0.3), settings
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *[pytest.param(n, marks=pytest.mark.slow) for n in range(6, 150)]]
+)
+def test_hypotheses_equal_those_of_the_search(seed):
+    case, settings = random_case(seed)
+    case.check(**settings)
+
+
+@pytest.mark.parametrize("settings", [
+    {"beam_size": 1},
+    {"beam_size": 5, "stop": "default"},
+    {"beam_size": 5, "stop": "first_k", "length_penalty": 0.6},
+    {"beam_size": 5, "stop": "exact", "force_eos": True},
+])  # fmt: skip
+def test_results_do_not_depend_on_the_buffers(settings):
+    """Neither on the number of sentences that the buffers have room for, nor on when the others move."""
+    models = make_models(3)
+    case = Case(models, [(5 * n) % 17 + 1 for n in range(11)])
+    settings = {"max_length_ratio": 1.5, "max_length_offset": 20, **settings}  # more than the first bound
+    case.check(Sessions(models, shrink_from=10_000), **settings)
+    case.check(Sessions(models, shrink_from=0), **settings)
+    one = Case(models, [9])
+    one.check(**settings)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of sentences in each step of a decoder."""
+    sizes: list[int] = []
+    decode_next = StaticDecoder.decode_next
+
+    def counted(decoder: StaticDecoder, last: Tensor, *arguments: Any) -> Tensor:
+        sizes.append(len(last))
+        return decode_next(decoder, last, *arguments)
+
+    monkeypatch.setattr(StaticDecoder, "decode_next", counted)
+    return sizes
+
+
+def test_finished_sentences_leave_room_for_the_others(steps):
+    case = Case(make_models(3), [*[1] * 9, 23, 22])
+    settings = {"beam_size": 2, "max_length_ratio": 1.0, "force_eos": True, "min_length_ratio": 0.9}
+    compare(case.found(Sessions(case.models, shrink_from=0), **settings), case.expected(**settings))
+    assert steps[0] == 12 and steps[-1] == 2 and len(steps) > LOOK_EVERY
+    steps.clear()
+    case.found(Sessions(case.models), **settings)  # so few rows are as fast as fewer
+    assert {*steps} == {12}
+
+
+@pytest.mark.parametrize("beam_size", [1, 5])
+def test_a_search_ends_soon_after_its_last_sentence(steps, beam_size):
+    case = Case(make_models(3), [3, 9, 1])
+    settings = {"beam_size": beam_size, "max_length_offset": 60, "stop": "first_k"}
+    found = case.found(Sessions(case.models), **settings)
+    longest = max(len(h.ids) + h.finished for hypotheses in found for h in hypotheses)
+    assert longest <= len(steps) <= longest + LOOK_EVERY + 1 < 60
+
+
+def test_settings_of_a_batch_are_not_those_of_the_batch_before():
+    """The ones that do not make another session."""
+    case = Case(make_models(4), [4, 9, 13])
+    sessions = Sessions(case.models)
+    for settings in (
+        {"max_length_ratio": 1.0, "seed": 1},
+        {"max_length_ratio": 0.2, "max_length_offset": 3, "min_length_offset": 3, "seed": 2},
+        {"max_length_ratio": 1.0, "seed": 1},
+    ):
+        case.check(sessions, beam_size=1, samples=3, **settings)
+        case.check(sessions, beam_size=3, **settings)
+
+
+def test_threads_use_sessions_at_the_same_time():
+    models = make_models(5)
+    sessions, cases = Sessions(models), [Case(models, [seed + 1, 4, 9]) for seed in range(4)]
+    expected, found = [case.expected(beam_size=3) for case in cases], [[] for _ in cases]
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            found[number] = cases[number].found(sessions, beam_size=3)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ours, theirs in zip(found, expected, strict=True):
+        compare(ours, theirs)
+
+
+def test_sessions_are_freed_with_their_owner():
+    """At once, without the garbage collector: they hold much of the memory of a GPU."""
+    case = Case(make_models(6), [4, 9])
+    sessions = Sessions(case.models)
+    case.check(sessions, beam_size=2)
+    caches = [weakref.ref(x) for x in gc.get_objects() if isinstance(x, StaticDecoder)]
+    gc.disable()
+    try:
+        del sessions
+        assert caches and not any(cache() for cache in caches)
+    finally:
+        gc.enable()
+
+
+def test_only_sessions_used_recently_are_kept():
+    case = Case(make_models(6), [4, 9])
+    sessions = Sessions(case.models)
+    sessions.max_bytes = 0
+    for beam_size in (1, 2, 3):
+        case.check(sessions, beam_size=beam_size)
+        gc.collect()
+        assert sum(isinstance(x, Session) for x in gc.get_objects()) == 1
+
+
+def test_a_failed_capture_is_logged_once_and_changes_nothing(monkeypatch, caplog):
+    def fail(pool: GraphPool, work: Any) -> None:
+        work()  # as a warm-up does
+        raise CaptureError("RuntimeError: this operation is not supported")
+
+    monkeypatch.setattr(GraphPool, "capture", fail)
+    with caplog.at_level(logging.WARNING):
+        for seed in (7, 8):
+            case, settings = random_case(seed)
+            case.check(**settings)
+    reason = "RuntimeError: this operation is not supported"
+    assert caplog.messages == [f"decoding continues without CUDA graphs: {reason}"]
+
+
+def test_without_memory_for_a_session_the_search_continues_without(monkeypatch, caplog):
+    models, tried = make_models(9), []
+
+    def fail(decoder: StaticDecoder, *_: Any) -> None:
+        tried.append(decoder)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(StaticDecoder, "encode", fail)
+    tokenizer = SimpleNamespace(decode=lambda rows: [" ".join(map(str, row)) for row in rows])
+    ensemble = Ensemble(models, tokenizer, torch.device("cpu"))
+    case = Case(models, [4, 9])
+    parts = [Part(n, row, [], (n, 0)) for n, row in enumerate(case.rows)]
+    task = DecodingTask(options(beam_size=3), parts, "de", n_best=3)
+    expected = decode_batch(ensemble, task)
+    ensemble = ensemble._replace(sessions=Sessions(models))
+    assert decode_batch(ensemble, task) == decode_batch(ensemble, task) == expected
+    assert len(tried) == 1 and len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("settings", [{"no_repeat_ngram": 2}, {"coverage_penalty": 0.5}])
+def test_what_sessions_do_not_support_is_searched_without_them(settings):
+    assert not Sessions.support(options(**settings))
+
+
+def test_impossible_requests_raise_the_errors_of_the_search():
+    case = Case(make_models(1, positions="learned", max_positions=8), [4])
+    with pytest.raises(UsageError, match="no token has the id 30"):
+        case.found(Sessions(case.models), forbidden_ids=[30])
+    case.prefixes = [[5] * 8]
+    with pytest.raises(UsageError, match="a prefix has 8 tokens"):
+        case.found(Sessions(case.models))
+
+
+def test_buckets_are_powers_of_two_and_the_halves_between():
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 7, 9, 13, 33, 48, 49)] == [
+        *(1, 2, 3, 4, 6, 6, 8, 12, 16, 48, 48, 64)
+    ]
+    assert bucket(5, least=32) == 32
