@@ -39,7 +39,9 @@ MAX_WAITS = 0.25  # of a decoding step; a training step never waits
 TRAINING = list(product(("base", "big"), ("bf16", "fp32"), (4160, 24960)))
 GPU = torch.device("cuda:0")
 LENGTH = 26  # tokens of a sentence in training
+STEPS = 20  # of decoding
 NARROW = {"d_model": 64, "ffn_dim": 128, "vocabulary": 500}
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}  # Triton's interpreter is slow
 WITHOUT_KERNEL = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"),
     *("is_pinned", "is_same_size", "resize_", "set_", "device"),
@@ -125,22 +127,33 @@ def _waits_of_training(preset: str, precision: str) -> Counter[str]:
 
 
 def count_decoding(beams: int, as_graphs: bool) -> Counts:
-    """Count per decoding step of a batch in bf16, in a session whose graphs are not yet or already captured.
-    What precedes the first step and follows the last one is included."""
-    torch.manual_seed(1)
-    model = DecodingTransformer(_model("base", **NARROW).eval(), torch.bfloat16, low_projection=True)
-    config = DecodingConfig(beam_size=beams, max_length_ratio=1.5, max_length_offset=10)
-    rows = [[*range(10, 10 + length), model.config.eos_id] for length in range(4, 20)]
-    Sessions([model]).search(rows, config)  # packs the weights
-    sessions = Sessions([model])
-    for _ in range(2 if as_graphs else 0):  # the second search captures what the first one has run
-        sessions.search(rows, config)
+    """Count per decoding step of a batch in bf16, in a session that is new, or after that as graphs. What
+    precedes the first step and follows the last one is included."""
+    sessions, rows = _sessions(beams)
+    if as_graphs:
+        sessions.search(rows, _decoding(beams, STEPS))  # captures what the first search has run
     decode_next = Mock(side_effect=StaticDecoder.decode_next)
     with recording() as events, patch.object(StaticDecoder, "decode_next", partialmethod(decode_next)):
-        sessions.search(rows, config)
+        sessions.search(rows, _decoding(beams, STEPS))
     steps = events["operation"]["a CUDA graph"] - 1 if as_graphs else decode_next.call_count
     totals = (events[kind].total() / steps for kind in ("operation", "copy", "wait"))
     return Counts(*totals, events["wait"])
+
+
+@functools.cache
+def _sessions(beams: int) -> tuple[Sessions, list[list[int]]]:
+    """New sessions of a model whose weights are packed, and source ids."""
+    torch.manual_seed(1)
+    model = DecodingTransformer(
+        _model("base", **NARROW, **SHALLOW).eval(), torch.bfloat16, low_projection=True
+    )
+    rows = [[*range(10, 10 + length), model.config.eos_id] for length in (4, 9)]
+    Sessions([model]).search(rows, _decoding(beams, 1))
+    return Sessions([model]), rows
+
+
+def _decoding(beams: int, steps: int) -> DecodingConfig:
+    return DecodingConfig(beam_size=beams, max_length_ratio=0, max_length_offset=steps)
 
 
 def main() -> int:
@@ -150,7 +163,7 @@ def main() -> int:
         for step in TRAINING
     ]
     for beams, as_graphs in product((1, 5), (False, True)):
-        name = f"decoding, beam {beams}{', as graphs' if as_graphs else ''}"
+        name = f"decoding, 1+1 layers, beam {beams}{', as graphs' if as_graphs else ''}"
         steps.append((name, MAX_WAITS, partial(count_decoding, beams, as_graphs)))
     print(f"{'one step of':36}{'operations':>12}{'copies':>8}{'waits':>8}")
     problems = [problem for step in steps if (problem := _print_row(*step))]

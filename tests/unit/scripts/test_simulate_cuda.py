@@ -136,4 +136,4 @@ def test_the_complete_check_passes():
     assert (
         len(re.findall(r"^training, (?:base|big), \S+ \S+ tokens .* 1 +0$", done.stdout, re.MULTILINE)) == 8
     )
-    assert len(re.findall(r"^decoding, beam [15].* 0\.2\d$", done.stdout, re.MULTILINE)) == 4
+    assert len(re.findall(r"^decoding, 1.1 layers, beam [15].* 0\.2\d$", done.stdout, re.MULTILINE)) == 4
