@@ -24,6 +24,7 @@ from mtrain.errors import is_out_of_memory
 from mtrain.kernels.undocumented import undocumented
 
 WARM_UPS = 2  # the first one compiles kernels and loads them; the second one allocates as the capture does
+ATTEMPTS = 2  # an event of another thread may end a capture
 
 Work = Callable[[], None]
 
@@ -71,34 +72,35 @@ class GraphPool:
         if self.device.type != "cuda":
             return work
         with _capturing, self._prepared():
-            try:
-                return self._captured(work)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
+            for _ in range(ATTEMPTS):
+                try:
+                    return self._captured(work)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
+                    line, *_ = str(error).split("\n")
+                    reason = f"{type(error).__name__}: {line}"
                 if place := _place_of_wait(work):
-                    raise CaptureError(f"the host waits for the device in {place}") from error
-            try:  # once more: an event of another thread may have ended the capture
-                return self._captured(work)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                reason = str(error).partition("\n")[0]
-                raise CaptureError(f"{type(error).__name__}: {reason}") from error
+                    reason = f"the host waits for the device in {place}"
+                    break
+        raise CaptureError(reason)
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
         """A context manager for warm-ups and captures: on a stream of their own, as capturing requires."""
-        with torch.cuda.device(self.device):
-            _release_everything()
-            stream = _side_stream(self.device)
-            stream.wait_stream(torch.cuda.current_stream())
-            try:
+        stream, collects = _side_stream(self.device), gc.isenabled()
+        gc.disable()  # what is freed during a capture may end it
+        try:
+            with torch.cuda.device(self.device):
+                _release_everything()
+                stream.wait_stream(torch.cuda.current_stream())
                 # On this thread only, which allocates in the pool: also the backward pass.
                 with torch.cuda.stream(stream), torch.autograd.set_multithreading_enabled(False):
                     yield
-            finally:
-                torch.cuda.current_stream().wait_stream(stream)
+        finally:
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            if collects:
+                gc.enable()
 
     def _captured(self, work: Work) -> Work:
         # In the memory of the graph: in other memory, warm-ups would need as much again.
@@ -109,15 +111,8 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may pin memory and use other streams meanwhile.
-            with (
-                _without_garbage_collection(),
-                torch.cuda.graph(
-                    graph,
-                    pool=self._memory.id,
-                    stream=torch.cuda.current_stream(),
-                    capture_error_mode="thread_local",
-                ),
-            ):
+            options = {"pool": self._memory.id, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), **options):
                 work()
         except Exception as error:
             self._end_allocating()
@@ -153,21 +148,10 @@ def _side_stream(device: torch.device) -> Any:
 
 
 def _release_everything() -> None:
-    """Free what nobody uses, and wait for the device: what is freed during a capture may end it."""
+    """Free what nobody uses, and wait for the device."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _place_of_wait(work: Work) -> str | None:

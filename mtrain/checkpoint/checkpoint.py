@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mtrain.checkpoint.state import ADDED_KEYS, TrainState
+from mtrain.checkpoint.state import ADDED_KEYS, OPTIONAL_KEYS, TrainState
 from mtrain.checkpoint.tensors import load_tensors, load_weights
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
@@ -161,7 +161,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     try:
         values = read_json(file)
         known = TrainState().to_json().keys()
-        if differing := (known ^ values.keys()) - (ADDED_KEYS - values.keys()):
+        if differing := (known ^ values.keys()) - (ADDED_KEYS - values.keys()) - OPTIONAL_KEYS:
             problem = f"missing or unknown: {', '.join(sorted(differing))}"
             raise ModelError(f"{file}: {problem}; another version of mtrain may have written it")
         if "cpu" not in values["rng"]:

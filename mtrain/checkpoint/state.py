@@ -40,6 +40,7 @@ class TrainState:
     validation_fingerprint: str = ""  # see Validator.fingerprint
     loss_scale: list[float] = field(default_factory=list)  # of fp16
     max_micro_batch_positions: float | None = None  # to which they were limited when memory ran out
+    fixed_shapes: list[int] = field(default_factory=list)  # of micro-batches in CUDA graphs
     arithmetic: str = ""  # what determines the exact results of a step: device, precision, versions
     skipped_steps: int = 0  # because of NaN or infinity
     skipped_in_a_row: int = 0
@@ -65,7 +66,7 @@ class TrainState:
         values = asdict(self)
         values.update(zip(_POSITION_KEYS, values.pop("position"), strict=True))
         values["window"] = values.pop("metric_sums")
-        return values
+        return {key: value for key, value in values.items() if value or key not in OPTIONAL_KEYS}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainState":
@@ -93,3 +94,5 @@ ADDED_KEYS = {
     *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
     *("initial_score", "initial_scores", "best_scores", "lowest_nll"),
 }
+# Keys that are left out if they are empty.
+OPTIONAL_KEYS = {"fixed_shapes"}

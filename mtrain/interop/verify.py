@@ -104,9 +104,8 @@ def _log_probs(loaded: LoadedModel, row: list[int], output: list[int]) -> list[f
     """Like `Exported.log_probs`, computed by mtrain. Forbidden tokens have probability zero."""
     ids = loaded.model.config
     source = torch.tensor([[*row, ids.eos_id]])
-    hidden = loaded.model(
-        source, torch.ones_like(source, dtype=torch.bool), torch.tensor([[ids.bos_id, *output]])
-    )
+    keep, target_in = torch.ones_like(source, dtype=torch.bool), torch.tensor([[ids.bos_id, *output]])
+    hidden = loaded.model.decode(target_in, loaded.model.encode(source, keep), keep)
     weight, bias = masked_projection(loaded.model, loaded.config.decoding.forbidden_ids)
     return _of_tokens(F.linear(hidden[0], weight, bias), [*output, ids.eos_id])
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.kernels.autocast import without_autocast
-from mtrain.kernels.dropout import dropout
+from mtrain.kernels.dropout import Generator, HashKey, dropout, keep_weights
 from mtrain.kernels.eager_attention import (
     MIN_KEYS_TO_PAD,
     REGISTER,
@@ -41,7 +41,7 @@ def attention(
     keys: Sequences,
     causal: bool = False,
     rate: float = 0.0,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> Tensor:
     """Attention (P, E) in `heads` heads. `queries` and `keys` say to which sequences the tokens belong.
 
@@ -63,14 +63,12 @@ def attention(
     maps = recorder(cross=keys_values is not None)
     if isinstance(queries, Packed) or isinstance(keys, Packed):
         assert isinstance(queries, Packed) and isinstance(keys, Packed)
-        found = None
+        out = None
         if maps is None:
-            found = packed_attention(projected, keys_values, heads, queries, keys, causal, rate)
-        if found is None:
-            found = _attention_by_padding(
-                projected, keys_values, heads, queries, keys, causal, rate, generator
-            )
-        return found
+            out = packed_attention(projected, keys_values, heads, queries, keys, causal, rate, generator)
+        if out is None:
+            out = _attention_by_padding(projected, keys_values, heads, queries, keys, causal, rate, generator)
+        return out
     on_cpu = projected.device.type == "cpu"
     explicit = maps is not None or (on_cpu and rate > 0)
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
@@ -103,18 +101,30 @@ def _attention_by_padding(
     keys: Packed,
     causal: bool,
     rate: float,
-    generator: torch.Generator | None,
+    generator: Generator,
 ) -> Tensor:
     """`attention` of packed sequences by the kernels for padded ones."""
     slots, count = queries.slots(), len(queries.lengths)
     # A sequence without keys keeps one, which is zero: with none, a kernel might return NaN.
     keep = torch.arange(keys.longest, device=projected.device) < keys.lengths.clamp(min=1)[:, None]
-    of_keys = Padded(count, keys.longest, None if causal else keep)
-    of_queries = of_keys if keys_values is None else Padded(count, queries.longest)
-    projected = queries.pad(projected, slots).flatten(0, 1)
-    keys_values = None if keys_values is None else keys.pad(keys_values).flatten(0, 1)
-    out = attention(projected, keys_values, heads, of_queries, of_keys, causal, rate, generator)
-    return out.index_select(0, slots)
+    projected = queries.pad(projected, slots)  # (N, T, E or 3E)
+    keys_values = None if keys_values is None else keys.pad(keys_values)  # (N, S, 2E)
+    if rate and isinstance(generator, HashKey) and recorder(cross=keys_values is not None) is None:
+        q, k, v = (part.transpose(1, 2) for part in split_heads(projected, keys_values, heads))
+        mask = keep[:, None, None]
+        first = queries.starts[:-1, None]
+        tokens = first + torch.arange(queries.longest, device=first.device)
+        kept = keep_weights(generator, rate, tokens, heads, keys.longest)
+        with without_autocast(q):
+            weights = attention_weights(q, k, _causal(mask, q) if causal else mask)
+            out = (torch.where(kept, weights / (1 - rate), 0) @ v).transpose(1, 2).flatten(2)
+    else:
+        of_keys = Padded(count, keys.longest, None if causal else keep)
+        of_queries = of_keys if keys_values is None else Padded(count, queries.longest)
+        memory = None if keys_values is None else keys_values.flatten(0, 1)
+        rows = projected.flatten(0, 1), memory
+        out = attention(*rows, heads, of_queries, of_keys, causal, rate, generator)
+    return out.view(count * queries.longest, -1).index_select(0, slots)
 
 
 def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:
@@ -186,7 +196,7 @@ def explicit_attention(
     values: Tensor,
     keep: Tensor | None,
     rate: float = 0.0,
-    generator: torch.Generator | None = None,
+    generator: Generator = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout.
 

@@ -13,11 +13,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtrain.kernels.autocast import product_dtype, without_autocast
+from mtrain.kernels.triton.available import triton_works
 
 IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
 # Logits that exist at a time. On a CPU, with more of them, fewer gradients of the weight have to be added up;
 # 2**20 took 3% longer than 2**23. On a GPU, as many as keep it busy.
 _MAX_LOGITS = {"cpu": 2**23, "cuda": 2**26}
+# Bytes of logits that exist at a time where their gradient replaces them: about as many as the operators need
+# for _MAX_LOGITS, which they copy several times.
+_MAX_LOGIT_BYTES = 2**29
 # Logits that R-Drop processes at a time on a CPU, so that they stay in its cache. For 8,000 and 12,000
 # words, the loss took 4% and 3% longer with 2**18, 1% longer with 2**20, and 12% longer with 2**17.
 _CACHED_LOGITS = 2**19
@@ -53,9 +57,16 @@ def projected_cross_entropy(
 
     Under autocast the projection and its gradient are computed in the type of autocast. On a CPU, if there is
     neither a bias nor R-Drop, so is the softmax, but its sums are in fp32. Probabilities above 0.998 are
-    rounded to 1 in bf16. Without label smoothing, the gradient of such a label is therefore 0.
+    rounded to 1 in bf16. Without label smoothing, the gradient of such a label is therefore 0. On a GPU, the
+    softmax is computed in fp32; without R-Drop by one kernel, where Triton works.
     """
     dtype = product_dtype(hidden)
+    if not r_drop and dtype != torch.float64 and triton_works(hidden.device):
+        from mtrain.kernels.triton.cross_entropy import fused_cross_entropy
+
+        rows = chunk_rows("cuda", weight.size(0), max_logits or _MAX_LOGIT_BYTES // dtype.itemsize)
+        with without_autocast(hidden):
+            return fused_cross_entropy(hidden, weight, bias, labels, IGNORE, smoothing, dtype, rows)
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))

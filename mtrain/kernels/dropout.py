@@ -1,8 +1,10 @@
-"""Dropout (Srivastava et al. 2014) with masks that are cheap to draw on a CPU.
+"""Dropout (Srivastava et al. 2014) with masks that are cheap to make.
 
-`rate` is the probability that an element is zeroed; the others are scaled by 1 / (1 - rate). On a CPU, the
-mask is drawn from `generator` (None: PyTorch's default one). Other devices use `torch.nn.functional.dropout`
-and ignore it.
+`rate` is the probability that an element is zeroed; the others are scaled by 1 / (1 - rate). A `generator` is
+    a HashKey          the mask is a hash, so the backward pass computes it again instead of reading it, and a
+                       CUDA graph needs no random state;
+    torch.Generator    on a CPU, the mask is drawn from it (None: from PyTorch's default generator). Other
+                       devices use `torch.nn.functional.dropout` and ignore it.
 """
 
 from typing import Any, NamedTuple
@@ -12,28 +14,36 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mtrain.kernels.hashing import kept
+from mtrain.kernels.triton.available import triton_works
+
 
 class HashKey(NamedTuple):
-    """What a mask is hashed from, besides the index of each element."""
+    """What a mask is hashed from, besides the index of each element.
 
-    key: Tensor  # (1,) int32, on the device of the elements
-    salt: int  # a different one for each place in the model that drops elements
+    The salt is a tensor, too: as a number, it would be a constant of compiled code, so that each layer of a
+    model would have to be compiled.
+    """
+
+    key: Tensor  # (1,) int32, on the device of the elements; changes from micro-batch to micro-batch
+    salt: Tensor  # (1,) int32: a different one for each place in the model that drops elements
+
+
+Generator = torch.Generator | HashKey | None
 
 
 def dropout(
-    x: Tensor,
-    rate: float,
-    generator: torch.Generator | None = None,
-    *,
-    relu: bool = False,
-    residual: Tensor | None = None,
+    x: Tensor, rate: float, generator: Generator = None, *, relu: bool = False, residual: Tensor | None = None
 ) -> Tensor:
     """Dropout of x, or with `relu` of relu(x), plus the residual if given. At rate 0, nothing is drawn.
 
     On a CPU, dropout and sum are one pass over memory, in the type of the residual. The backward pass of
     dropout(relu(x)) needs nothing but its result: where that is 0, the gradient is 0.
     """
+    if rate and isinstance(generator, HashKey):
+        return _hashed_dropout(x, rate, generator, relu, residual)
     if rate and x.device.type == "cpu":
+        assert not isinstance(generator, HashKey)
         if not relu and residual is not None:
             return torch.addcmul(residual, x.to(residual.dtype), _mask(residual, rate, generator))
         x = _ReluDropout.apply(x, rate, generator) if relu else x * _mask(x, rate, generator)  # type: ignore[no-untyped-call]
@@ -41,6 +51,35 @@ def dropout(
         x = F.relu(x) if relu else x
         x = F.dropout(x, rate) if rate else x
     return x if residual is None else residual + x
+
+
+def _hashed_dropout(x: Tensor, rate: float, hash_key: HashKey, relu: bool, residual: Tensor | None) -> Tensor:
+    if relu and residual is not None:
+        return residual + _hashed_dropout(x, rate, hash_key, relu, None)
+    # Compiled code fuses the operators below, and stores no mask either.
+    if not torch.compiler.is_compiling() and x.dtype != torch.float64 and triton_works(x.device):
+        from mtrain.kernels.triton.dropout import hashed_dropout
+
+        return hashed_dropout(x, rate, *hash_key, relu, residual)
+    index = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    x = x if residual is None else x.to(residual.dtype)
+    out = torch.where(kept(index, *hash_key, rate), x * (1 / (1 - rate)), 0)
+    if relu:  # last, because its backward pass needs nothing but the result
+        return F.relu(out)
+    return out if residual is None else residual + out
+
+
+def keep_weights(hash_key: HashKey, rate: float, tokens: Tensor, heads: int, keys: int) -> Tensor:
+    """Whether dropout keeps each attention weight: (N, H, T, S) bool.
+
+    tokens (N, T) are the indices of the queries among all tokens of the batch, and `keys` is S. With up
+    to 128 keys, the result depends only on the query's token, the head and the position of the key in its
+    sequence, not on padding: the kernel for packed sequences computes the same.
+    """
+    head = torch.arange(heads, dtype=torch.int32, device=tokens.device)[:, None, None]  # (H, 1, 1)
+    rows = tokens.int()[:, None, :, None] * heads + head  # (N, H, T, 1)
+    index = rows * max(keys, 128) + torch.arange(keys, dtype=torch.int32, device=tokens.device)
+    return kept(index, *hash_key, rate)
 
 
 class _ReluDropout(torch.autograd.Function):

@@ -1,15 +1,15 @@
 """Kernels of attention that read packed sequences.
 
-Symbols in shapes: P tokens of the queries, E model width; see `mtrain.kernels.attention`.
+Symbols in shapes: P tokens of the queries, D head width, E model width; see `mtrain.kernels.attention`.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mtrain.kernels.dropout import Generator, HashKey
 from mtrain.kernels.eager_attention import split_heads
 from mtrain.kernels.sequences import Packed
+from mtrain.kernels.triton.available import triton_works
 from mtrain.kernels.undocumented import undocumented
 
 _FLASH_HEAD_WIDTH = 192  # wider heads have no backward pass with dropout on some devices
@@ -23,34 +23,48 @@ def packed_attention(
     keys: Packed,
     causal: bool,
     rate: float,
+    generator: Generator,
 ) -> Tensor | None:
     """Attention (P, E) by a kernel for packed sequences, or None if none suits the device and the type.
 
     Arguments are as of `mtrain.kernels.attention.attention`; queries and keys have equally many sequences.
-    FlashAttention (Dao, "FlashAttention-2", 2023) draws dropout from PyTorch's generator of the device.
+    The kernel is
+        short  for short sentences, where Triton works: see `suits_short_attention`
+        flash  otherwise (Dao, "FlashAttention-2", 2023), which draws dropout from PyTorch's generator of the
+               device
+    Compiled code uses flash for all sentences, so that it does not depend on the longest one.
     """
-    flash = _flash_kernel(projected, keys_values, heads)
+    device, dtype = projected.device, projected.dtype
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return None
+    width = projected.size(-1) // ((3 if keys_values is None else 1) * heads)
+    capability = torch.cuda.get_device_capability(device)
+    if not torch.compiler.is_compiling() and triton_works(device):
+        from mtrain.kernels.triton.attention import short_attention, suits_short_attention
+
+        longest = max(queries.longest, keys.longest)
+        has_mask = not rate or isinstance(generator, HashKey)
+        if has_mask and suits_short_attention(longest, width, dtype, capability):
+            return short_attention(projected, keys_values, heads, queries, keys, causal, rate, generator)
+    if not _suits_flash(width, capability):
+        return None
+    # PyTorch's operator for packed sequences, which has a gradient. The documented function that calls it,
+    # `torch.nn.attention.varlen.varlen_attn`, has no dropout.
+    flash = undocumented("ops.aten._flash_attention_forward")
     if flash is None:
         return None
-    q, k, v = (part[0] for part in split_heads(projected[None], _one_row(keys_values), heads))  # (P, H, D)
-    longest = queries.longest, keys.longest
-    out: Tensor = flash(q, k, v, queries.starts, keys.starts, *longest, rate, causal, False)[0]
+    rows = projected[None], None if keys_values is None else keys_values[None]
+    q, k, v = (part[0] for part in split_heads(*rows, heads))  # (P, H, D)
+    starts, lengths = (queries.starts, keys.starts), (queries.longest, keys.longest)
+    out: Tensor = flash(q, k, v, *starts, *lengths, rate, causal, False)[0]
     return out.flatten(1)
 
 
-def _one_row(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x[None]
-
-
-def _flash_kernel(projected: Tensor, keys_values: Tensor | None, heads: int) -> Any:
-    """PyTorch's operator for packed sequences, which has a gradient. (The documented
-    `torch.nn.attention.varlen.varlen_attn` calls it without dropout.) None if it cannot be used."""
-    device, dtype = projected.device, projected.dtype
-    width = projected.size(-1) // ((3 if keys_values is None else 1) * heads)
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or torch.version.hip:
-        return None
-    if width % 8 or width > _FLASH_HEAD_WIDTH or torch.cuda.get_device_capability(device) < (8, 0):
-        return None
-    if not torch.backends.cuda.is_flash_attention_available():
-        return None
-    return undocumented("ops.aten._flash_attention_forward")
+def _suits_flash(head_width: int, capability: tuple[int, int]) -> bool:
+    return (
+        head_width % 8 == 0
+        and head_width <= _FLASH_HEAD_WIDTH
+        and capability >= (8, 0)
+        and torch.version.hip is None
+        and torch.backends.cuda.is_flash_attention_available()
+    )

@@ -1,6 +1,9 @@
-"""The most precise floating-point numbers of a device."""
+"""Precise floating-point numbers and products."""
+
+from functools import cache
 
 import torch
+from torch import Tensor
 
 WITHOUT_FP64 = {"mps", "xpu"}  # kinds of devices; some XPU devices have it
 
@@ -8,3 +11,21 @@ WITHOUT_FP64 = {"mps", "xpu"}  # kinds of devices; some XPU devices have it
 def widest_float(device: torch.device) -> torch.dtype:
     """fp64, or fp32 on devices that may not have it."""
     return torch.float32 if device.type in WITHOUT_FP64 else torch.float64
+
+
+def product_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices in fp32, which is not rounded to the type of the matrices in between."""
+    if a.dtype != torch.float32 and _can_return_fp32(a.device, a.dtype):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+@cache
+def _can_return_fp32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of matrices of this type can be returned in fp32; not on every device."""
+    try:
+        ones = torch.ones(16, 16, dtype=dtype, device=device)
+        torch.mm(ones, ones, out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True

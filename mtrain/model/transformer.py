@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import attention
-from mtrain.kernels.dropout import dropout
+from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.precision import widest_float
 from mtrain.kernels.sequences import Padded, Sequences
 from mtrain.model.loss import LossSums, translation_loss
@@ -34,12 +34,13 @@ class Linear(nn.Linear):
 
 class Dropout(nn.Module):
     """Dropout (section 5.4; not in the paper: of words, of attention weights, and in feed-forward networks),
-    with a generator that can be seeded separately for each training thread."""
+    with a generator that can be seeded separately for each training thread, or a key for masks that are
+    hashed."""
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
-        self.generator: torch.Generator | None = None  # on the CPU; None: PyTorch's default generator
+        self.generator: Generator = None  # see `mtrain.kernels.dropout`
 
     @staticmethod
     def seed(model: nn.Module, seed: int) -> None:
@@ -48,6 +49,14 @@ class Dropout(nn.Module):
         for module in model.modules():
             if isinstance(module, Dropout):
                 module.generator = generator
+
+    @staticmethod
+    def use_key(model: nn.Module, key: Tensor) -> None:
+        """Make all dropout modules of a model hash their masks from one key (1,) int32, which is on the
+        device of the model and may be changed in place."""
+        modules = [module for module in model.modules() if isinstance(module, Dropout)]
+        for number, module in enumerate(modules):
+            module.generator = HashKey(key, torch.full_like(key, number))
 
     @property
     def active_rate(self) -> float:

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from signal import Signals
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
-from mtrain.data.epochs.loader import StepInput, largest_batches
+from mtrain.data.epochs.loader import StepInput, largest_batches, layouts_of
 from mtrain.data.epochs.packed_batch import batch_type
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Window
@@ -254,6 +254,7 @@ def _dry_run(trainer: Trainer, window: Window) -> None:
     empty = batch_type(trainer.ranks.device).without_pairs()
     for batch in [*batches, *[empty] * (count - len(batches))]:
         trainer.learner.dry_run(batch)
+    trainer.learner.expect(layouts_of(window))
     trainer.ranks.barrier()
 
 

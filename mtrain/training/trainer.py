@@ -25,8 +25,8 @@ from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.step.average import WeightAverage
-from mtrain.training.step.ddp import ParallelLearner
-from mtrain.training.step.learner import Learner, make_learner
+from mtrain.training.step.graph_learner import make_learner
+from mtrain.training.step.learner import Learner
 from mtrain.training.step.optimizer import freeze
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Trainer:
             micro_batch = agree_on_micro_batches(config, self.corpus, self.learner, state, ranks)
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
         self.planner = WindowPlanner(self.corpus, config, division)
-        self.loader = Loader(self.planner, run.tokenizer, ranks.device)
+        self.loader = Loader(self.planner, run.tokenizer, ranks.device, self.learner.fit)
         self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
         if run.checkpoint:
             log_changes(state, self.arithmetic, ranks)
@@ -83,9 +83,11 @@ class Trainer:
         self.average.load(checkpoint.folder)
         self.learner.loss_scaler.restore(checkpoint.state.loss_scale)
         # That of rank 0, because the file systems of the ranks may differ.
-        state = self.ranks.broadcast(restore_validation(self.run_dir, checkpoint.state).to_json())
+        values = self.ranks.broadcast(restore_validation(self.run_dir, checkpoint.state).to_json())
         log.info("resuming from %s", checkpoint.folder)
-        return TrainState.from_json(state)
+        state = TrainState.from_json(values)
+        self.learner.restore_shapes(state.fixed_shapes)
+        return state
 
     def steps(self, stop: StopSignal | None = None) -> Generator[StepInput, None, None]:
         """Yield the steps that follow the current state, without end. Raises CancelledError if `stop` is
@@ -128,10 +130,8 @@ def _make_model(run: PreparedRun, device: torch.device) -> AnyModel:
 
 def make_learner_of_rank(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> Learner:
     """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
-    if ranks.size == 1:
-        return make_learner(model, config)
-    if not shards_weights(model, config, ranks):
-        return ParallelLearner(model, config, ranks)
+    if ranks.size == 1 or not shards_weights(model, config, ranks):
+        return make_learner(model, config, ranks)
     from mtrain.training.step.fsdp import ShardedLearner  # takes a second to import
 
     return ShardedLearner(model, config, ranks)

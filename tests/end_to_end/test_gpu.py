@@ -19,7 +19,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import collate
 from mtrain.data.epochs.loader import largest_batches
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, pack
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, pack
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search
 from mtrain.device import copy_to_host_async, resolve_device
@@ -28,6 +28,8 @@ from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.fit import fit, make_trainer
+from mtrain.training.loop import train_step
+from mtrain.training.step.graph_learner import make_learner
 from mtrain.training.step.learner import Learner
 from tests.support.paths import ROOT
 from tests.support.search import build, forced, options, sentences, tokens
@@ -157,11 +159,12 @@ def test_a_rank_that_uses_nccl_takes_the_same_steps():
     assert done.returncode == 0 and "DDP and FSDP are right" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("setting", ["auto", "off"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_step_never_waits_for_the_device(parts, precision):
+def test_a_step_never_waits_for_the_device(parts, precision, setting):
     config, model, data, tokenizer = parts
     recipe = config.training.model_copy(update={"precision": precision, "clip_norm": 1.0, "compile": "off"})
-    learner = Learner(model.float().to("cuda"), recipe)
+    learner = make_learner(model.float().to("cuda"), recipe.model_copy(update={"cuda_graphs": setting}))
     batches = [batch.pinned() for batch in batches_of([[0, 1, 2], [3, 4]], data, tokenizer, "cuda")]
     tokens = sum(batch.target_tokens for batch in batches)
     learner.step(batches, tokens, 0.001)  # the first step initializes libraries
@@ -171,6 +174,31 @@ def test_a_step_never_waits_for_the_device(parts, precision):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert read()[0] > 0
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2), ("fp16", 5e-3)])
+@pytest.mark.parametrize("batch_tokens", [64, 200])
+def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, batch_tokens):
+    """With the same dropout, several micro-batches, and graphs for other shapes."""
+    model = {"dropout": 0.2, "word_dropout": 0.1}
+    values = []
+    for setting in ("auto", "off"):
+        training = {"precision": precision, "cuda_graphs": setting}
+        training |= {"micro_batch_tokens": 64, "batch_tokens": batch_tokens}
+        config = make_config(setting, model=model, training=training)
+        trainer = make_trainer(config, device="cuda")
+        steps = [train_step(trainer, step).values.tolist() for step in islice(trainer.steps(), 8)]
+        values.append(torch.tensor(steps))
+    assert trainer.learner.captures == 0
+    torch.testing.assert_close(values[0], values[1], rtol=tolerance, atol=0)
+
+
+def test_a_run_uses_graphs(make_config):
+    learner = make_trainer(make_config(), device="cuda").learner
+    batch = PackedBatch.of_size(3, 5)
+    for _ in range(2):
+        learner.step([batch.pinned()], batch.target_tokens, 0.0)
+    assert learner.uses_graphs and learner.captures == 1
 
 
 def test_batches_are_in_pinned_memory(make_config):

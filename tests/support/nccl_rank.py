@@ -18,6 +18,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.step.ddp import ParallelLearner
 from mtrain.training.step.fsdp import ShardedLearner
+from mtrain.training.step.graph_learner import GraphLearner
 from mtrain.training.step.learner import Learner
 
 SIZES = {"d_model": 64, "ffn_dim": 128, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
@@ -33,7 +34,7 @@ def main() -> None:
         ranks.expect_steps()
         assert distributed.get_backend() == "nccl"
         expected = metrics_of(Learner, device)
-        for kind in (ParallelLearner, ShardedLearner):
+        for kind in (ParallelLearner, ShardedLearner, GraphLearner):
             found = metrics_of(lambda *parts: kind(*parts, ranks), device)  # noqa: B023
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
         ranks.barrier()

@@ -54,7 +54,7 @@ class FakeCuda:
             "device": lambda device: nullcontext(),
             "stream": lambda stream: nullcontext(),
             "Stream": lambda device: stream,
-            "current_stream": lambda: stream,
+            "current_stream": lambda *_: stream,
             "current_device": lambda: 0,
             "MemPool": lambda: SimpleNamespace(id=(0, 1)),
             "use_mem_pool": lambda pool: nullcontext(),

@@ -86,6 +86,11 @@ class TrainingConfig(Section):
         "with ema_decay) fit in 60% of a GPU's memory",
     )
     compile: Switch = Field("auto", description="use torch.compile; auto: off")
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="run training steps on a CUDA device as CUDA graphs; auto: unless they are compiled, or "
+        "weights are divided (fsdp)",
+    )
     validate_every: PositiveInt = Field(
         500, description="steps between validations; the last one is at the end of training"
     )

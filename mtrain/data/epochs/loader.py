@@ -4,15 +4,16 @@ ahead."""
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch, batch_type, make_batch
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, batch_type, make_batch
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
 from mtrain.data.rewriting.rewrite import Throttle, never
@@ -41,12 +42,18 @@ class StepInput(NamedTuple):
 
 
 class Loader:
-    """Makes the training batches of planned windows, for `device`. A rank without pairs has a batch without
-    pairs."""
+    """Makes the training batches of planned windows, for `device`, in the layouts that `fit` chooses (see
+    `make_batch`). A rank without pairs has a batch without pairs."""
 
-    def __init__(self, planner: WindowPlanner, tokenizer: Tokenizer, device: torch.device):
+    def __init__(
+        self,
+        planner: WindowPlanner,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        fit: Callable[[Layout], Layout | None] = lambda exact: None,
+    ):
         self.planner, self.device = planner, device
-        self.tokenizer = tokenizer
+        self.tokenizer, self.fit = tokenizer, fit
 
     def steps(
         self, start: Position | None = None, cancelled: Callable[[], bool] = never
@@ -110,7 +117,7 @@ class Loader:
         later, so that it holds one micro-batch at a time."""
         special = self.tokenizer.special
         sides = corpus.fetch(rows)
-        batch = make_batch(self.device, *sides, special.pad, special.bos, rows.tolist())
+        batch = make_batch(self.device, *sides, special.pad, special.bos, rows.tolist(), self.fit)
         self._require_known_ids(batch)
         return batch.pinned() if self.device.type == "cuda" else batch
 
@@ -122,6 +129,15 @@ class Loader:
         for ids, size in zip((inputs.source, inputs.target_in), sizes, strict=True):
             if ids.min() < 0 or ids.max() >= size:
                 self.planner.corpus.require_undamaged()
+
+
+def layouts_of(window: Window) -> Iterator[Layout]:
+    """Yield the exact layouts of the micro-batches of a window, if they are packed."""
+    corpus = window.corpus
+    for rows in chain.from_iterable(window.plan.steps):
+        source, target = corpus.source_lengths[rows], corpus.target_lengths[rows]
+        longest = max(int(side.max(initial=0)) for side in (source, target))
+        yield Layout(int(source.sum()), int(target.sum()), len(rows), longest)
 
 
 def largest_batches(loader: Loader, window: Window) -> list[AnyBatch]:

@@ -6,6 +6,7 @@ pairs have: the surplus tokens then form sequences whose labels are ignored, and
 gradient.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -174,11 +175,18 @@ def batch_type(device: torch.device) -> type[Batch] | type[PackedBatch]:
 
 
 def make_batch(
-    device: torch.device, source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int]
+    device: torch.device,
+    source: Rows,
+    target: Rows,
+    pad_id: int,
+    bos_id: int,
+    rows: list[int],
+    fit: Callable[[Layout], Layout | None] = lambda exact: None,
 ) -> AnyBatch:
-    """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS."""
+    """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
+    batch has the layout that `fit` returns for the exact one, if any."""
     if batch_type(device) is PackedBatch:
-        return pack(source, target, bos_id, rows)
+        return pack(source, target, bos_id, rows, fit(Layout.of(source, target)))
     return collate(source, target, pad_id, bos_id, rows)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.kernels.hashing import lowbias32
 from mtrain.kernels.precision import widest_float
 
 
@@ -55,17 +56,7 @@ def draw(logits: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
     """(N, V) fp32 samples of the standard Gumbel distribution, hashed from int32 keys (N) and tokens."""
     tokens = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
-    bits = _hash(keys[:, None] ^ _hash(tokens + 1)).bitwise_and_(2**31 - 1)
+    bits = lowbias32(keys[:, None] ^ lowbias32(tokens + 1)).bitwise_and_(2**31 - 1)
     uniform = (bits.float() + 0.5) * 2.0**-31  # precise near 0, where the noise is largest
     uniform = uniform.clamp(max=1 - 2.0**-24)  # rounded to 1, it would be minus infinity
     return -torch.log(-torch.log1p(-uniform))
-
-
-def _hash(x: Tensor) -> Tensor:
-    """A hash of int32 numbers, `lowbias32` of Chris Wellons' "hash-prospector" (2018): a bijection in which
-    each bit of the input flips each bit of the output with a probability near 1/2."""
-    x = x ^ (x >> 16).bitwise_and_(2**16 - 1)  # the mask makes it a logical shift
-    x = x * 0x7FEB352D
-    x = x ^ (x >> 15).bitwise_and_(2**17 - 1)
-    x = x * (0x846CA68B - 2**32)
-    return x ^ (x >> 16).bitwise_and_(2**16 - 1)

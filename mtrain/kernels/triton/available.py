@@ -15,11 +15,12 @@ def triton_works(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        from mtrain.kernels.triton.decoding import add_norm
+        from mtrain.kernels.triton.dropout import hashed_dropout
 
-        norm, ones = torch.nn.LayerNorm(1, device=device), torch.ones(1, 1, device=device)
-        if add_norm(ones, None, norm, torch.float32, replace=False).item() != 0:
-            raise RuntimeError("a kernel returned a wrong result")
+        zero = torch.zeros(1, dtype=torch.int32, device=device)
+        ones = hashed_dropout(torch.ones(1, device=device), 0.0, zero, zero)
+        if ones.item() != 1:
+            raise RuntimeError(f"a kernel returned {ones.item()} instead of 1")
     except Exception as error:  # a missing package, C compiler or driver, or an unsupported GPU
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         log.warning("Triton does not work on %s, so slower operators are used (%s)", device, reason)

@@ -98,6 +98,7 @@ class Saver:
             self.state,
             loss_scale=self.learner.loss_scaler.state(),
             max_micro_batch_positions=None if limit == math.inf else limit,
+            fixed_shapes=self.learner.describe_shapes(),
             arithmetic=describe_arithmetic(self.learner, self.ranks, self.state.micro_batch_tokens),
             **self.progress.counters(),
         )

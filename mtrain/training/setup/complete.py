@@ -71,7 +71,8 @@ def complete_config(
         def steps(learner: Learner) -> Iterator[StepInput]:
             micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
             division = Division(micro_batch, len(learner.replicas), ranks.rank, ranks.size)
-            return Loader(WindowPlanner(corpus, sized, division), tokenizer, learner.device).steps()
+            planner = WindowPlanner(corpus, sized, division)
+            return Loader(planner, tokenizer, learner.device, learner.fit).steps()
 
         training, alone = sized.training, ranks.size == 1
         return measure_speed(architecture, training, ranks.device, steps, alone, training.max_minutes)

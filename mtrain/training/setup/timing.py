@@ -14,7 +14,8 @@ from mtrain.device import release_cached_memory, should_compile
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
-from mtrain.training.step.learner import Learner, make_learner
+from mtrain.training.step.graph_learner import make_learner
+from mtrain.training.step.learner import Learner
 from mtrain.training.step.optimizer import freeze
 
 UNTIMED_STEPS = 2  # at least, which allocate memory
@@ -49,7 +50,8 @@ def measure_speed(
     """
     model = build_model(architecture).to(device).train()
     freeze(model, training.freeze)
-    learner = make_learner(model, training) if alone else Learner(model, training)
+    on_gpu = device.type == "cuda"
+    learner = make_learner(model, training) if alone or on_gpu else Learner(model, training)
     try:
         with waiting_for("measuring the speed"):
             return _time_run(learner, iter(steps_of(learner)), minutes)
@@ -99,8 +101,9 @@ def _time_steps(learner: Learner, steps: Iterator[StepInput]) -> Timing:
 
 
 def _count_compilations(learner: Learner) -> int:
-    """How often torch.compile has compiled a function in this process; 0 if PyTorch does not say."""
+    """How often torch.compile has compiled a function in this process, if PyTorch says so, or how many graphs
+    the learner has captured."""
     if not learner.compiles:
-        return 0  # to ask takes seconds: it imports the compiler
+        return learner.captures  # to ask PyTorch takes seconds: it imports the compiler
     counters = undocumented("_dynamo.utils.counters")
     return 0 if counters is None else int(counters["frames"]["total"])

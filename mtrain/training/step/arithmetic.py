@@ -27,6 +27,8 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int 
     machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)
     if ranks.size > 1:
         machine += f", {ranks.size} ranks"
+    if learner.describe_shapes():
+        machine += ", fixed shapes"
     if learner.shares_weights:
         machine += " that share the weights"
     limit = learner.max_micro_batch_positions

@@ -25,6 +25,19 @@ class FixedShapes(NamedTuple):
     longest: int = 0  # tokens of a sentence
     pairs: tuple[int, ...] = (0,) * (len(CLASSES) + 1)  # for each class
 
+    @classmethod
+    def of_numbers(cls, positions: int, numbers: list[int]) -> "FixedShapes":
+        """The shapes with these `numbers`; empty ones if there are none, or for other classes."""
+        if len(numbers) != len(cls(positions).numbers):
+            return cls(positions)
+        source, target, longest, *pairs = numbers
+        return cls(positions, source, target, longest, tuple(pairs))
+
+    @property
+    def numbers(self) -> list[int]:
+        """All sizes, as a checkpoint has them."""
+        return [self.source, self.target, self.longest, *self.pairs]
+
     def including(self, layouts: Iterable[Layout]) -> "FixedShapes":
         """Shapes that also fit micro-batches of these exact layouts."""
         source, target, longest, pairs = self.source, self.target, self.longest, list(self.pairs)

@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout
 from mtrain.device import (
     autocast,
     default_worker_count,
@@ -58,6 +58,7 @@ class Learner:
     """
 
     shares_weights = False  # whether each rank has only a part of them
+    captures = 0  # CUDA graphs that were captured
 
     def __init__(self, model: AnyModel, training: TrainingConfig, workers: int = 1):
         self.model, self.training = model, training
@@ -70,6 +71,10 @@ class Learner:
         if self.compiles:
             self._compile()
         self.pool = thread_pool(workers)
+        self.dropout_key: Tensor | None = None  # (1,) int32, of the current micro-batch
+        if self.device.type == "cuda":
+            self.dropout_key = torch.zeros(1, dtype=torch.int32, device=self.device)
+            Dropout.use_key(model, self.dropout_key)
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
         self.updates = 0  # number of updates of the weights that were begun
@@ -94,6 +99,20 @@ class Learner:
         sums = self._accumulate(list(batches), tokens)
         self.updates += 1
         return self.run_in_worker(lambda: self._update(sums, tokens, rate))
+
+    def expect(self, layouts: Iterable[Layout]) -> None:
+        """Prepare for packed micro-batches of these exact layouts."""
+
+    def fit(self, exact: Layout) -> Layout | None:
+        """The layout for a packed micro-batch whose exact layout is given; None for the exact one."""
+        return None
+
+    def describe_shapes(self) -> list[int]:
+        """What determines the layouts that `fit` returns, to save in a checkpoint."""
+        return []
+
+    def restore_shapes(self, shapes: list[int]) -> None:
+        """Restore what `describe_shapes` returned: with other shapes, results are rounded differently."""
 
     def run_in_worker(self, work: Callable[[], Result]) -> Result:
         """Run `work` in one worker thread, if there are any, and return its result.
@@ -200,6 +219,8 @@ class Learner:
 
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
+        if self.dropout_key is not None:
+            self.dropout_key.fill_(draw_dropout_key())
         return self.loss_on_device(model, batch.to(self.device))
 
     def loss_on_device(self, model: AnyModel, batch: AnyBatch) -> LossSums:
@@ -241,15 +262,16 @@ class BatchLoss(nn.Module):
         return self._loss(self.model, batch)
 
 
-def make_learner(model: AnyModel, training: TrainingConfig) -> Learner:
-    """The learner of a model, with as many workers as suit its device."""
-    return Learner(model, training, worker_count(next(model.parameters()).device, training))
-
-
 def worker_count(device: torch.device, training: TrainingConfig) -> int:
     """The number of threads that share the micro-batches of a step."""
     # torch.compile is not thread-safe
     return 1 if should_compile(device, training.compile) else default_worker_count(device)
+
+
+def draw_dropout_key() -> int:
+    """A random number for `Learner.dropout_key`, from the generator of the CPU, whose state checkpoints have.
+    To fill the tensor with it does not make the host wait for the device."""
+    return int(torch.randint(-(2**31), 2**31, ()))
 
 
 def _gradients(model: AnyModel) -> list[Tensor]:

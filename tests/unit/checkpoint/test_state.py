@@ -18,3 +18,9 @@ def test_the_position_and_the_sums_keep_the_keys_of_earlier_versions():
 
 def test_a_state_of_a_version_without_windows_and_stages_is_at_their_start():
     assert TrainState.from_json({"step": 5, "epoch": 1, "next_batch": 4}).position == Position(1, 0, 4)
+
+
+def test_only_a_run_with_fixed_shapes_has_them():
+    assert "fixed_shapes" not in TrainState().to_json()
+    state = TrainState(fixed_shapes=[64, 128, 30])
+    assert TrainState.from_json(state.to_json()) == state

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.kernels.dropout import dropout
+from mtrain.kernels.dropout import HashKey, dropout, keep_weights
 
 torch.set_num_threads(1)
 
@@ -119,3 +119,73 @@ def test_at_rate_0_nothing_is_drawn() -> None:
     state = generator.get_state()
     assert torch.equal(dropout(x, 0.0, generator), x)
     assert torch.equal(generator.get_state(), state)
+
+
+# ---------------------------------------------------------------------------------------- hashed masks
+
+
+def hash_key(key: int, salt: int) -> HashKey:
+    return HashKey(*(torch.tensor([number], dtype=torch.int32) for number in (key, salt)))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_a_hashed_mask_has_the_rate_and_keeps_the_mean(rate: float) -> None:
+    state = torch.get_rng_state()
+    out = dropout(torch.full((400, 1000), 3.0), rate, hash_key(8, 2))
+    deviation = math.sqrt(rate * (1 - rate) / out.numel())
+    assert (out == 0).double().mean().item() == pytest.approx(rate, abs=4 * deviation)
+    assert out.mean().item() == pytest.approx(3, abs=12 * deviation / (1 - rate))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_key_and_salt_determine_the_mask() -> None:
+    x = torch.ones(1000)
+    first = dropout(x, 0.5, hash_key(8, 2))
+    assert torch.equal(dropout(x, 0.5, hash_key(8, 2)), first)
+    for other in (hash_key(9, 2), hash_key(8, 3)):
+        assert 400 < (dropout(x, 0.5, other) != first).sum() < 600
+
+
+@pytest.mark.slow
+def test_compiled_code_has_the_same_mask_for_any_salt_and_stores_none() -> None:
+    stored: list[Tensor] = []
+
+    def compile_forward(module: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        (outputs,) = module.graph.find_nodes(op="output")
+        stored.extend(node.meta["val"] for node in outputs.args[0][1:])
+        return make_boxed_func(module.forward)
+
+    # Imported here, because it takes a second.
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=compile_forward,
+        bw_compiler=lambda module, _: make_boxed_func(module.forward),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+
+    def layer(x: Tensor, y: Tensor, key: HashKey) -> Tensor:
+        return dropout(dropout(x, 0.3, key, relu=True) @ y, 0.3, key, residual=x)
+
+    compiled = torch.compile(layer, backend=backend)
+    x, y = torch.randn(16, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    for salt in range(3):
+        found, wanted = compiled(x, y, hash_key(8, salt)), layer(x, y, hash_key(8, salt))
+        torch.testing.assert_close(found, wanted)
+        gradients = [torch.autograd.grad(out.square().sum(), (x, y)) for out in (found, wanted)]
+        torch.testing.assert_close(*gradients)
+    # Of one compilation: y and the result of the first dropout.
+    assert [tensor.numel() for tensor in stored if tensor.numel() > 1] == [256, 256]
+
+
+def test_masks_of_attention_weights_depend_only_on_query_head_and_key() -> None:
+    """Not on the padding of queries and keys."""
+    tokens, key = torch.tensor([[0, 1, 2], [3, 4, 0]]), hash_key(8, 2)
+    mask = keep_weights(key, 0.5, tokens, 4, 100)
+    assert mask.shape == (2, 4, 3, 100)
+    alone = keep_weights(key, 0.5, torch.tensor([[3, 4]]), 4, 60)
+    assert torch.equal(mask[1:, :, :2, :60], alone)
+    rows = keep_weights(key, 0.5, torch.arange(8)[None], 4, 128).flatten(0, 2)  # (32, 128)
+    assert len(rows.unique(dim=0)) == 32
+    assert rows.double().mean() == pytest.approx(0.5, abs=0.03)

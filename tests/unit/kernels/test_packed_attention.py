@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from mtrain.kernels.attention import attention, recording
+from mtrain.kernels.dropout import HashKey
 from mtrain.kernels.sequences import Packed, Padded
 
 HEADS, WIDTH = 2, 16
@@ -58,6 +59,24 @@ def test_weights_can_be_recorded_and_dropped() -> None:
     values = torch.ones(sum(TARGETS), 3 * WIDTH)
     out = attention(values, None, HEADS, sequences, sequences, False, 0.5, torch.Generator().manual_seed(1))
     assert 0.7 < float(out.mean()) < 1.3 and out.unique().numel() > 3
+
+
+@pytest.mark.parametrize("longest", [20, 40])
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+def test_hashed_masks_do_not_depend_on_padding(kind: str, longest: int) -> None:
+    """They are those of the same tokens in sequences of any length, and the mean is that without dropout."""
+    key = HashKey(torch.tensor([5], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
+    is_cross = kind == "cross"
+    x = torch.ones(sum(TARGETS), (1 if is_cross else 3) * WIDTH).double()
+    memory = torch.ones(sum(SOURCES), 2 * WIDTH).double() if is_cross else None
+
+    def out(longest: int, rate: float) -> Tensor:
+        queries, keys = packed(TARGETS, longest), packed(SOURCES if is_cross else TARGETS, longest)
+        return attention(x, memory, HEADS, queries, keys, kind == "causal", rate, key)
+
+    dropped = out(longest, 0.25)
+    assert torch.equal(dropped, out(64, 0.25)) and not torch.equal(dropped, out(longest, 0.0))
+    torch.testing.assert_close(dropped.mean(), out(longest, 0.0).mean(), rtol=0.15, atol=0)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Devices without fp64 never compute in it."""
+"""Devices without fp64 never compute in it, and products of numbers in low precision are not rounded."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from mtrain import Translator
 from mtrain.decoding.scoring.score import score_pairs
 from mtrain.kernels import precision
-from mtrain.kernels.precision import widest_float
+from mtrain.kernels.precision import product_fp32, widest_float
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.learner import Learner
 from tests.support.training import PAIRS, batches_of
@@ -34,6 +34,15 @@ def _cpu_without_fp64(monkeypatch):
 def test_devices_without_fp64():
     assert widest_float(torch.device("cpu")) == torch.float32
     assert widest_float(torch.device("cuda")) == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_products_are_not_rounded(dtype: torch.dtype, device: str):
+    torch.manual_seed(1)
+    a, b = torch.randn(33, 64, device=device).to(dtype).t(), torch.randn(33, 48, device=device).to(dtype)
+    product, exact = product_fp32(a, b), a.double() @ b.double()
+    assert product.dtype == torch.float32 and (product - exact).norm() < 1e-6 * exact.norm()
 
 
 @pytest.mark.parametrize(

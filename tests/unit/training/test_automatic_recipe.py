@@ -31,7 +31,8 @@ from mtrain.training.setup import timing
 from mtrain.training.setup.prepare_run import prepare_run
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.tokenizer import tokenize
-from mtrain.training.step.learner import Learner, StepMetrics, make_learner
+from mtrain.training.step.graph_learner import make_learner
+from mtrain.training.step.learner import Learner, StepMetrics
 from tests.support.training import read_metrics, with_bleu
 
 
@@ -223,22 +224,26 @@ def test_the_speed_without_r_drop_counts_for_the_steps_without_it():
     assert timing.mean_speed(20.0, 300, first, later) == 2_000.0
 
 
+@pytest.mark.parametrize("setting", ["on", "off"])
 @pytest.mark.parametrize(("compiling", "expected"), [((1, 2, 5), 200.0), (range(1, 100), 2.5)])
-def test_steps_that_compile_are_not_timed_unless_all_do(make_config, monkeypatch, compiling, expected):
-    """A clock on which a step takes 0.5 s, or 40 s if it compiles."""
+def test_steps_that_compile_are_not_timed_unless_all_do(
+    make_config, monkeypatch, compiling, expected, setting
+):
+    """A clock on which a step takes 0.5 s, or 40 s if it compiles, or captures a graph."""
     clock, taken = [0.0], []
 
     def step(self, batches, tokens, rate):
         taken.append(tokens)
         compiles = len(taken) in compiling
         counters["frames"]["total"] += compiles
+        self.captures += compiles and setting == "off"
         clock[0] += 40.0 if compiles else 0.5
         return StepMetrics(torch.zeros(4), tokens)
 
     monkeypatch.setattr(Learner, "step", step)
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    config = make_config(training={"compile": "on", "precision": "fp32"})
+    config = make_config(training={"compile": setting, "precision": "fp32"})
     steps = itertools.repeat(StepInput(1, 100, [], list, Position(0, 0)))
     model = ModelConfig(**PRESETS["micro"], source_vocab_size=50, target_vocab_size=50, max_positions=64)
     speed = timing.measure_speed(model, config.training, torch.device("cpu"), lambda _: steps)

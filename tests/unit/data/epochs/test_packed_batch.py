@@ -110,3 +110,12 @@ def test_a_cuda_device_gets_packed_batches_of_the_same_pairs():
 def test_rows_of_any_integer_type_are_packed():
     wide = [Rows(side.ids.astype(np.int64), side.lengths.astype(np.int64)) for side in SIDES]
     assert torch.equal(pack(*wide, BOS, [0]).buffer, pack(*SIDES, BOS, [0]).buffer)
+
+
+def test_a_batch_may_be_made_in_another_layout():
+    gpu, larger = torch.device("cuda"), Layout(20, 19, 5, 8)
+    fitted = make_batch(gpu, *SIDES, PAD, BOS, [0, 1, 2], lambda exact: larger)
+    exact = make_batch(gpu, *SIDES, PAD, BOS, [0, 1, 2], lambda exact: None)
+    assert fitted.layout == larger and exact.layout == Layout(11, 9, 3, 6)
+    assert fitted.exact_layout() == exact.exact_layout() == exact.layout
+    assert torch.equal(fitted.buffer, exact.in_layout(larger).buffer)

@@ -19,9 +19,9 @@ from tests.support.training import batches_of, weights
 STEPS = [([[0, 1, 2]], [[3], [4]]), ([[5, 6]], []), ([[1], [2], [3]], [[7, 0]]), ([], [[4, 5, 6, 7]])]
 
 
-def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.Tensor]:
+def train(parts, ranks: Ranks, shares, steps: int, kind="cpu", **recipe) -> dict[str, torch.Tensor]:
     """The metrics of each step, the gradient of the first, and the final weights, of a rank that has the
-    given shares of each step."""
+    given shares of each step. The batches are of the kind that suits a device."""
     config, model, data, tokenizer = parts
     config = config.training.model_copy(update=recipe)
     freeze(model, config.freeze)
@@ -29,8 +29,10 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
     results = {}
     for step in range(steps):
         rows = STEPS[step % len(STEPS)]
-        own = batches_of([part for share in shares for part in rows[share]], data, tokenizer)
-        total = sum(batch.target_tokens for share in rows for batch in batches_of(share, data, tokenizer))
+        own = batches_of([part for share in shares for part in rows[share]], data, tokenizer, kind)
+        total = sum(
+            batch.target_tokens for share in rows for batch in batches_of(share, data, tokenizer, kind)
+        )
         if step == 0:
             before = {name: whole(tensor) for name, tensor in weights(model).items()}
             adam, learner.optimizer = learner.optimizer, torch.optim.SGD(model.parameters())
@@ -64,6 +66,8 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
         pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
         pytest.param(torch.float32, 50, {}, marks=pytest.mark.slow),
         pytest.param(torch.float64, 5, {"r_drop": 5.0}, marks=pytest.mark.slow),
+        pytest.param(torch.float64, 5, {"r_drop": 5.0, "kind": "cuda"}, marks=pytest.mark.slow),
+        pytest.param(torch.float64, 5, {"parallel": "fsdp", "kind": "cuda"}, marks=pytest.mark.slow),
         pytest.param(
             torch.float64,
             5,

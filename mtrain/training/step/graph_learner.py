@@ -1,0 +1,283 @@
+"""Optimizer steps on a CUDA device as CUDA graphs.
+
+The computation is that of `Learner`. It differs in what a graph requires, see `mtrain.graph_capture`:
+
+- Shapes are fixed. A micro-batch is copied to one buffer; surplus tokens change neither loss nor gradient.
+- What changes from step to step is in tensors: the key of dropout, 1 / tokens, rate and scale of the loss.
+- A step of one micro-batch is one graph. With several micro-batches, or several ranks, a graph for each adds
+  its gradients to a flat buffer, which the ranks add up between these graphs and the one of the update.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mtrain.config.sections.training import TrainingConfig
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch
+from mtrain.device import add_all, preserved_random_states, should_compile
+from mtrain.distributed.ranks import Ranks
+from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
+from mtrain.model.build import AnyModel
+from mtrain.training.step.ddp import ParallelLearner
+from mtrain.training.step.fixed_shapes import FixedShapes
+from mtrain.training.step.learner import Learner, StepMetrics, draw_dropout_key, worker_count
+
+log = logging.getLogger(__name__)
+
+MAX_DIFFERENCE = 0.01  # of a graph's loss, nll and gradient norm from those of the same work without it
+ALIGNMENT = 32  # elements; the gradients of parameters start at multiples of it
+
+
+class _Graph(NamedTuple):
+    """What a graph computes."""
+
+    layout: Layout | None  # of its micro-batch; None: the update by accumulated gradients
+    with_update: bool
+    r_drop: float  # its weight, which is a constant of the graph
+
+
+class GraphLearner(Learner):
+    """The learner of one rank, or of one of several, which take each step together. For several ranks, see
+    `ParallelLearner`: `step` is given the batches of this rank, and the number of tokens of all ranks.
+
+    A graph is captured when a step first needs it, and tested against the same work without a graph. If that
+    fails, training continues without graphs.
+    """
+
+    def __init__(self, model: AnyModel, training: TrainingConfig, ranks: Ranks):
+        super().__init__(model, training)
+        self.ranks = ranks
+        if ranks.size > 1:
+            with ranks.watched():
+                for parameter in model.parameters():
+                    dist.broadcast(parameter.detach(), src=0)
+        self.shapes = FixedShapes(model.config.max_positions)
+        self.uses_graphs = True  # False after a capture has failed
+        self.captures = 0  # graphs that were captured
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        numbers = partial(torch.zeros, device=self.device, dtype=self._trained[0].dtype)
+        self._sums, self._values = numbers(2), numbers(4)  # see StepMetrics
+        self._factor = numbers(())  # 1 / target tokens of the step
+        self._rate, self._skip = (torch.zeros((), device=self.device) for _ in range(2))
+        self._accumulated: list[Tensor] = []  # gradients of several micro-batches or ranks
+        self._flat = numbers(0)  # the memory of all of them
+        self._forget_graphs()
+
+    def expect(self, layouts: Iterable[Layout]) -> None:
+        """Choose shapes that fit micro-batches of these exact layouts, unless they were restored, or memory
+        does not suffice for micro-batches of this size."""
+        if not self.shapes.source and self.max_micro_batch_positions == math.inf:
+            self._enlarge(self.shapes.including(layouts))
+
+    def fit(self, exact: Layout) -> Layout | None:
+        """The layout for a micro-batch whose exact layout is given; None if it must be split, or if it needs
+        other shapes than those of the graphs."""
+        too_large = exact.source + exact.target > self.max_micro_batch_positions
+        return None if too_large else self.shapes.fit(exact)
+
+    def describe_shapes(self) -> list[int]:
+        """See `Learner`."""
+        return self.shapes.numbers
+
+    def restore_shapes(self, shapes: list[int]) -> None:
+        """See `Learner`."""
+        self._enlarge(FixedShapes.of_numbers(self.shapes.positions, shapes))
+
+    def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
+        """See `Learner`."""
+        packed = self._prepare(cast(list[PackedBatch], list(batches)))
+        whole = len(packed) == 1 and self.ranks.size == 1
+        self._rate.fill_(rate)
+        for batch in packed:
+            self._load(batch, tokens, draw_dropout_key())
+            self.updates += whole
+            self._works[_Graph(batch.layout, whole, self.r_drop)]()
+        if not whole:
+            for complete in [self.ranks.start_all_reduce(tensor) for tensor in (self._flat, self._sums)]:
+                complete()
+            self.updates += 1
+            self._works[_UPDATE]()
+        return StepMetrics(self._values.clone(), tokens)  # the next step overwrites them
+
+    # Work that is captured
+
+    def _compute(self, graph: _Graph) -> None:
+        gradients = self._accumulated if graph.layout is None else self._compute_gradients(graph.layout)
+        if not graph.with_update:
+            add_all(self._accumulated, gradients)
+            return
+        for parameter, gradient in zip(self._trained, gradients, strict=True):
+            parameter.grad = gradient
+        for group in self.optimizer.param_groups:
+            group["lr"], group["capturable"] = self._rate, is_capturing(self.device)
+        self._values.copy_(self._apply(self._sums, self._skip))
+        self._sums.zero_()
+        if graph.layout is None:
+            self._flat.zero_()
+
+    def _compute_gradients(self, layout: Layout) -> list[Tensor]:
+        """The gradients of the micro-batch in the buffer. Adds its loss and nll to the sums."""
+        batch = PackedBatch(self._buffer[: layout.numbers], layout, 0, [])
+        sums = self.loss_on_device(self.model, batch)
+        self._sums += torch.stack([sums.loss.detach(), sums.nll])
+        scaled = sums.loss * self._factor * self.loss_scaler.scale
+        # Not `backward`, which would add each gradient to zeros, and leave nodes that outlive the capture.
+        return [g.contiguous() for g in torch.autograd.grad(scaled, self._trained)]
+
+    # Preparation of a step
+
+    def _prepare(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+        """The micro-batches of a step in the layouts of graphs that are ready. If memory of a rank runs out,
+        all of them try again with smaller micro-batches; if a rank cannot capture its graphs, without any."""
+        while True:
+            before = self.max_micro_batch_positions
+            batches = [part for batch in batches for part in batch.split(before)]
+            ready = self._try_to_prepare(batches)
+            failed, limit, without_graphs = self.ranks.all_reduce_max(
+                ready is None, -self.max_micro_batch_positions, not self.uses_graphs
+            )
+            if ready is not None and not failed:
+                return ready
+            self.uses_graphs, self.max_micro_batch_positions = not without_graphs, -limit
+            self._forget_graphs()
+            if self.max_micro_batch_positions < before:
+                self.shapes = FixedShapes(self.shapes.positions)
+            self._release_memory()
+
+    def _try_to_prepare(self, batches: list[PackedBatch]) -> list[PackedBatch] | None:
+        """Like `_prepare`, in this process; None if memory has run out or a graph cannot be captured."""
+        whole = len(batches) == 1 and self.ranks.size == 1
+        try:
+            fitted = self._fitted(batches)
+            graphs = [_Graph(batch.layout, whole, self.r_drop) for batch in fitted]
+            if not whole:
+                self._allocate_accumulated()
+                graphs.append(_UPDATE)
+            for graph, batch in zip(graphs, [*fitted, fitted[0]], strict=False):
+                if graph not in self._works:
+                    self._works[graph] = self._make(graph, batch)
+        except CaptureError as error:
+            log.warning("training continues without CUDA graphs: %s", error)
+            self.uses_graphs = False
+            return None
+        except (RuntimeError, MemoryError) as error:
+            self._reduce_micro_batches(error, batches)
+            return None
+        return fitted
+
+    def _fitted(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+        """The batches in the layouts of graphs. The loader has already packed most of them so."""
+        exact = [batch.exact_layout() for batch in batches]
+        if any(self.shapes.fit(layout) is None for layout in exact):
+            self._enlarge(self.shapes.including(exact))
+        layouts = [cast(Layout, self.shapes.fit(layout)) for layout in exact]
+        pairs = zip(batches, layouts, strict=True)
+        return [batch if batch.layout == layout else batch.in_layout(layout) for batch, layout in pairs]
+
+    def _enlarge(self, shapes: FixedShapes) -> None:
+        if shapes != self.shapes:
+            self._forget_graphs()
+            self.shapes = shapes
+
+    def _forget_graphs(self) -> None:
+        self._works: dict[_Graph, Work] = {}
+        self._kept: list[Tensor] = []  # what they read: a longer table of positions may replace one
+        self._pool = GraphPool(self.device)  # a new one, so that the memory of the old one is freed
+        self._buffer = torch.zeros(0, dtype=torch.int32, device=self.device)
+
+    def _allocate_accumulated(self) -> None:
+        if not self._accumulated:
+            sizes = [p.numel() + -p.numel() % ALIGNMENT for p in self._trained]
+            self._flat = self._sums.new_zeros(sum(sizes))
+            parts = zip(torch.split(self._flat, sizes), self._trained, strict=True)
+            self._accumulated = [part[: p.numel()].view_as(p) for part, p in parts]
+
+    def _load(self, batch: PackedBatch, tokens: int, key: int) -> None:
+        """Start copying a micro-batch to the buffer. Nothing here waits for the device."""
+        self._buffer[: len(batch.buffer)].copy_(batch.buffer, non_blocking=True)
+        self._factor.fill_(1 / tokens)
+        if self.dropout_key is not None:
+            self.dropout_key.fill_(key)
+
+    # Graphs
+
+    def _make(self, graph: _Graph, batch: PackedBatch) -> Work:
+        """The work of a graph, captured if possible."""
+        work = partial(self._compute, graph)
+        if not self.optimizer.state:
+            self._allocate_moments()
+        if len(self._buffer) < batch.layout.numbers:
+            numbers = max(self.shapes.layout(number).numbers for number in range(len(self.shapes.pairs)))
+            self._buffer = self._buffer.new_zeros(numbers)
+        return self._capture(graph, work, batch) if self.uses_graphs else work
+
+    def _capture(self, graph: _Graph, work: Work, batch: PackedBatch) -> Work:
+        """Capture `work`, and compare it with the graph. Weights, moments and random states do not change."""
+        self._load(batch, max(1, batch.target_tokens), key=0)
+        self._skip.fill_(1)
+        try:
+            with preserved_random_states(self.device), self._restored() as restore:
+                self._pool.run(work)
+                expected = self._measured(graph)
+                replay = self._pool.capture(work)
+                restore()
+                replay()
+                found = self._measured(graph)
+        finally:
+            self._skip.zero_()
+        self.captures += 1
+        self._kept += self.model.buffers()
+        is_random = self.model.config.attention_dropout > 0  # some kernels draw other numbers in each run
+        if not is_random and not torch.allclose(found, expected, rtol=MAX_DIFFERENCE, equal_nan=True):
+            values = f"{found.tolist()} instead of {expected.tolist()}"
+            raise CaptureError(f"a graph computes another loss, nll and gradient norm: {values}")
+        return replay
+
+    @contextmanager
+    def _restored(self) -> Iterator[Callable[[], None]]:
+        """A context manager for work that is not part of training. Yields a function that restores what work
+        changes even if it skips the update, which is also done on exit."""
+        scaler = self.loss_scaler
+        scale, finite_steps = scaler.scale.clone(), scaler.finite_steps.clone()
+
+        def restore() -> None:
+            scaler.scale.copy_(scale)
+            scaler.finite_steps.copy_(finite_steps)
+            for tensor in (self._sums, self._flat, self._values):
+                tensor.zero_()
+
+        try:
+            yield restore
+        finally:
+            restore()
+
+    def _measured(self, graph: _Graph) -> Tensor:
+        """Loss, nll and gradient norm (3) of work that was done."""
+        if graph.layout is None or graph.with_update:
+            return self._values[:3].clone()
+        return torch.cat([self._sums, nn.utils.get_total_norm(self._accumulated)[None]])
+
+
+_UPDATE = _Graph(None, True, 0.0)
+
+
+def make_learner(model: AnyModel, training: TrainingConfig, ranks: Ranks | None = None) -> Learner:
+    """The learner of a model that is not divided among ranks: on a CUDA device with graphs, unless the config
+    rules them out, otherwise with as many workers as suit the device. By default, there is one rank."""
+    device = next(model.parameters()).device
+    if (
+        device.type == "cuda"
+        and training.cuda_graphs == "auto"
+        and not should_compile(device, training.compile)
+    ):
+        return GraphLearner(model, training, ranks or Ranks(device))
+    if ranks is not None and ranks.size > 1:
+        return ParallelLearner(model, training, ranks)
+    return Learner(model, training, worker_count(device, training))
