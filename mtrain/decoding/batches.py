@@ -28,18 +28,14 @@ def batch_tokens(config: DecodingConfig, models: Sequence[DecodingTransformer], 
     memory."""
     if config.batch_tokens != "auto" or device.type != "cuda":
         return config.moderate_batch_tokens
-    free = torch.cuda.mem_get_info(device)[0] + _cached_memory(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + cached
     is_narrow = all(model.config.d_model < _NARROW for model in models)
     tokens = _CUDA_TOKENS_IF_NARROW if is_narrow else _CUDA_TOKENS
     token_bytes = sum(_bytes_per_token(config, model) for model in models)
     while tokens > config.moderate_batch_tokens and tokens * token_bytes > _MEMORY_SHARE * free:
         tokens //= 2
     return tokens
-
-
-def _cached_memory(device: torch.device) -> int:
-    """Bytes that PyTorch has reserved on a CUDA device and does not use."""
-    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _bytes_per_token(config: DecodingConfig, model: DecodingTransformer) -> float:

@@ -109,10 +109,10 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
 
 
 def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothesis]]:
-    """The best hypotheses of each part, from a session where there are sessions for these settings."""
+    """The best hypotheses of each part, from a session if possible."""
     config, parts = task.config, task.parts
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-    if ensemble.sessions is not None and Sessions.support(config):
+    if ensemble.sessions is not None:
         found = ensemble.sessions.search([part.source for part in parts], config, prefixes, keys)
         if found is not None:
             return found
@@ -130,6 +130,8 @@ def _possible(
     hypotheses: list[Hypothesis], models: Sequence[DecodingTransformer], config: DecodingConfig, part: Part
 ) -> list[Hypothesis]:
     """The hypotheses of a part that the constraints allow. Raises an error if there are none."""
+    if hypotheses and all(math.isfinite(h.log_prob) for h in hypotheses):
+        return hypotheses
     possible = [h for h in hypotheses if h.log_prob > -math.inf]
     min_length = config.min_length_offset or config.min_length_ratio
     constrained = bool(config.no_repeat_ngram or min_length or config.forbidden_ids)

@@ -8,7 +8,7 @@ interrupt arrives where it waits. One thread splits and tokenizes, and one decod
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -50,10 +50,6 @@ class Pauses:
     def are_waiting(self) -> bool:
         """Whether the source waits after a window, which may have ended because it does."""
         return self._last or self()
-
-
-class _StoppedError(Exception):
-    """The results are no longer wanted."""
 
 
 def overlaps(device: torch.device, lines: Iterable[str], most: int) -> bool:
@@ -103,15 +99,12 @@ def overlapped(
 
     def report(part: Part, found: list[Translation]) -> None:
         if stopped.is_set():
-            raise _StoppedError
+            raise CancelledError
         reports.put((part, found))
 
     def decode_when_split(splitting: Future[DecodingTask]) -> tuple[DecodingTask, Found]:
-        try:
-            task = splitting.result()
-            return task, decode(task, report)
-        finally:
-            reports.put(None)
+        task = splitting.result()
+        return task, decode(task, report)
 
     def oldest() -> tuple[Window, DecodingTask, Found]:
         window, decoding = pending.popleft()
@@ -131,7 +124,9 @@ def overlapped(
                 while pending and (isinstance(error, Exception) or pending[0][1].done()):
                     yield oldest()
                 raise
-            pending.append((window, decoder.submit(decode_when_split, splitter.submit(split, window))))
+            decoding = decoder.submit(decode_when_split, splitter.submit(split, window))
+            decoding.add_done_callback(lambda _: reports.put(None))  # even if its thread could not start
+            pending.append((window, decoding))
             most = 0 if pauses.are_waiting() else AHEAD
             while len(pending) > most:
                 yield oldest()

@@ -3,7 +3,7 @@ or with broken characters."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Literal
 
 Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
@@ -11,6 +11,7 @@ Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
 _TAIL = 400  # characters at the end of a text that are examined
 _REPEATED = re.compile(r"(.{1,100}?)\1{2,}", re.DOTALL)  # some characters at least three times
 _LEAST_REPEATED = 10  # characters; "..." and "hahaha" are common
+_SEEN_AGAIN = 4  # characters that begin such repetitions, and therefore occur a second time
 # The longer text is at most `_MAX_RATIO` times the shorter one plus `_ALLOWANCE`.
 _MAX_RATIO = 3
 _ALLOWANCE = 20
@@ -42,17 +43,28 @@ def find_problem(source: str, translation: str, finished: bool = True) -> Proble
         return "broken_characters"
     if not finished or (_loops(translation) and not _loops(source)):
         return "looping"
-    sizes = [(len(source), len(translation)), (len(source.encode()), len(translation.encode()))]
-    is_extreme = all(max(size) > _MAX_RATIO * min(size) + _ALLOWANCE for size in sizes)
+    is_extreme = _differ(source, translation) and _differ(source.encode(), translation.encode())
     return "extreme_length" if is_extreme else None
+
+
+def _differ(one: Sized, other: Sized) -> bool:
+    """Whether one of two texts is much longer than the other."""
+    shorter, longer = sorted((len(one), len(other)))
+    return longer > _MAX_RATIO * shorter + _ALLOWANCE
 
 
 def _loops(text: str) -> bool:
     """Whether a text ends with repetitions, which final punctuation may follow."""
     tail = text[-_TAIL:].casefold()[::-1]
     without_punctuation = tail.lstrip(".,;:!?…。！？ ")
-    found = map(_REPEATED.match, (tail, without_punctuation))
-    return any(match is not None and len(match[0]) >= _LEAST_REPEATED for match in found)
+    return any(map(_begins_with_repetitions, {tail, without_punctuation}))
+
+
+def _begins_with_repetitions(text: str) -> bool:
+    if text.find(text[:_SEEN_AGAIN], 1) < 0:  # much faster than the pattern
+        return False
+    match = _REPEATED.match(text)
+    return match is not None and len(match[0]) >= _LEAST_REPEATED
 
 
 class ProblemCounter:

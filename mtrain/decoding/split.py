@@ -145,21 +145,18 @@ class Splitter(NamedTuple):
         prefix_ids = self.tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
         split = self._split_lines([line.text for line in lines])
         parts: list[Part] = []
-        parts_of_text = Counter[int]()
-        first_line_of: dict[int, int] = {}
         for index, (line, (is_whole, of_line)) in enumerate(zip(lines, split, strict=True)):
             filled = list(filter(None, of_line))
-            parts_of_text[line.owner] += len(filled)
-            first_line_of.setdefault(line.owner, first + index)
             words: list[tuple[int, ...]] = [()] * len(filled)
             if alignments and filled:
                 words = self._words(line, is_whole, filled)
             for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
                 ids, key = [*line.tag, *part, self.tokenizer.special.eos], (first + index, number)
                 parts.append(Part(index, ids, prefix_ids[line.owner], key, of_part))
-        for owner, count in parts_of_text.items():
-            if prefix_ids[owner] and count > 1:
-                raise SplitPrefixError(first_line_of[owner], count)
+        owners = [line.owner for line in lines]
+        for owner, count in Counter(owners[part.line] for part in parts if part.prefix).items():
+            if count > 1:
+                raise SplitPrefixError(first + owners.index(owner), count)
         return parts
 
     def encode(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
@@ -170,10 +167,12 @@ class Splitter(NamedTuple):
         return [[*tag, *ids] for (tag, _), ids in zip(tagged, rows, strict=True)]
 
     def _lines_of(self, texts: Sequence[str], first: int) -> Iterator[_Line]:
-        lines = ((owner, line) for owner, text in enumerate(texts) for line in LINE_BREAK.split(text)[::2])
-        for number, (owner, whole) in enumerate(lines, first + 1):
-            tag, rest = self._tag_of(whole, number)
-            yield _Line(owner, whole, rest, tag)
+        number = first
+        for owner, text in enumerate(texts):
+            for whole in LINE_BREAK.split(text)[::2] if "\n" in text else [text]:
+                number += 1
+                tag, rest = self._tag_of(whole, number)
+                yield _Line(owner, whole, rest, tag)
 
     def _tag_of(self, text: str, number: int) -> tuple[list[int], str]:
         """The ids of the language tag of a line, by default `self.tag`, and the line without it."""

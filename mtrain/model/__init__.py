@@ -6,6 +6,7 @@
     Which sequence does a token belong to?                              ../kernels/sequences.py
     What is minimized: cross-entropy, label smoothing, R-Drop?          loss.py
     How is one position decoded at a time, and with which weights?      incremental.py
+    How is one position decoded in buffers of fixed shapes, on a GPU?   static_decoder.py
     How does a step of beam search keep keys and values, and masks?     cache.py
     How are good sentence pairs told from bad ones?                     classifier.py
     Which model is built for a config?                                  build.py

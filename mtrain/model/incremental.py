@@ -97,16 +97,11 @@ class DecodingTransformer:
         return packed is not None and packed.dtype.itemsize < packed.weight.dtype.itemsize
 
     @cached_property
-    def product_dtype(self) -> torch.dtype:
-        """The type of what the linear maps of the decoder return."""
+    def low_weight(self) -> Tensor:
+        """The weight (V, E) of the projection in the type of what the linear maps of the decoder return."""
         layer = self.packed.decoder[0]
         assert isinstance(layer, DecoderLayer)
-        return layer.self_attention.query_key_value.forward(self.weight[:1].detach()).dtype
-
-    @cached_property
-    def low_weight(self) -> Tensor:
-        """The weight (V, E) of the projection in `product_dtype`."""
-        return self.weight.detach().to(self.product_dtype)
+        return self.weight.detach().to(layer.cross_attention.output.forward(self.weight[:1]).dtype)
 
     def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""

@@ -37,8 +37,10 @@ class StaticDecoder:
     def encode(self, source: Tensor, source_lengths: Tensor) -> None:
         """Store keys and values of the encoder output, for source ids (B, S) and their numbers (B)."""
         keep = torch.arange(source.size(1), device=source.device) < source_lengths[:, None]
-        memory = self.model.encode(source, keep)
-        for layer, stored in zip(self.model.packed.decoder, self.memories, strict=True):
+        packed, memory = self.model.packed, self.model.encode(source, keep)
+        # Kept because a graph reads it: a longer source may replace the table of the model.
+        self.source_positions = packed.embed.positions(0, source.size(1), packed.learned_positions)
+        for layer, stored in zip(packed.decoder, self.memories, strict=True):
             assert isinstance(layer, DecoderLayer)
             for part, new in zip(stored, memory_keys_and_values(layer.cross_attention, memory), strict=True):
                 part.copy_(new)
@@ -52,7 +54,7 @@ class StaticDecoder:
         embedding = model.target_embedding or model.source_embedding
         positions = None if self.positions is None else self.positions.index_select(0, position)
         x = model.embed(last.flatten(), Padded(last.numel(), 1), embedding, positions)
-        stream = _ResidualStream(x, self.model.product_dtype)
+        stream = _ResidualStream(x, self.model.low_weight.dtype)
         for layer, cache, memory in zip(model.decoder, self.caches, self.memories, strict=True):
             assert isinstance(layer, DecoderLayer)
             attention = layer.self_attention

@@ -82,7 +82,8 @@ class Tokenizer:
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Target text of each row of ids, without special tokens. Spaces replace control characters."""
-        return [text.translate(SPACES) for text in self.target.decode(ids)]
+        texts = self.target.decode(ids)
+        return [text if text.isprintable() else text.translate(SPACES) for text in texts]
 
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary files."""
@@ -92,7 +93,7 @@ class Tokenizer:
 def valid_text(text: str) -> str:
     """Replace each unpaired surrogate, as it occurs in broken JSON, by U+FFFD, and each pair of surrogates
     by the character that it encodes."""
-    if not _SURROGATE.search(text):
+    if text.isascii() or not _SURROGATE.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 

@@ -25,7 +25,7 @@ from mtrain.decoding.search.search import search
 from mtrain.device import copy_to_host_async, resolve_device
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.incremental import DecodingTransformer
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import Dropout, Transformer
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train_step
@@ -144,11 +144,15 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     on_gpu = copy.deepcopy(model).float()
     on_gpu.embed.make_positions()
     ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)
-    found = search(ensemble.models, source.cuda(), keep.cuda(), config)
-    for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):
-        [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])
-        assert best.log_prob == pytest.approx(log_prob, abs=tolerance * (len(best.ids) + 1))
-        assert best.ids == other.ids or precision != "fp32"
+    rows = [ids[kept].tolist() for ids, kept in zip(source, keep, strict=True)]
+    results = [search(ensemble.models, source.cuda(), keep.cuda(), config)]
+    results += [ensemble.sessions.search(rows, config) for _ in range(3)]  # without graphs, then with graphs
+    for found in results:
+        for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):
+            [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])
+            assert best.log_prob == pytest.approx(log_prob, abs=tolerance * (len(best.ids) + 1))
+            assert best.ids == other.ids or precision != "fp32"
+    assert results[2] == results[3]
 
 
 @pytest.mark.skipif(not distributed.is_nccl_available(), reason="needs NCCL")
@@ -199,6 +203,22 @@ def test_a_run_uses_graphs(make_config):
     for _ in range(2):
         learner.step([batch.pinned()], batch.target_tokens, 0.0)
     assert learner.uses_graphs and learner.captures == 1
+
+
+def test_dropout_depends_on_the_generator_of_the_cpu_only(parts):
+    config, model, data, tokenizer = parts
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.rate = 0.3
+    learner = Learner(model.float().to("cuda"), config.training.model_copy(update={"compile": "off"}))
+    (batch,) = batches_of([[0, 1, 2]], data, tokenizer)
+    state = torch.get_rng_state()
+    drawn = [float(learner.loss(learner.model, batch).loss) for _ in range(2)]
+    torch.set_rng_state(state)
+    learner.dry_run(batch)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [float(learner.loss(learner.model, batch).loss) for _ in range(2)] == drawn
+    assert drawn[0] != drawn[1]
 
 
 def test_batches_are_in_pinned_memory(make_config):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
 
 _MAPS = 20  # maximum number of sentences of --attention
+# Seconds for which a Python thread may run while others wait; Python's default is 5 ms. On a GPU, the thread
+# that starts the kernels of a step must not wait long for those that read and write.
+_SWITCH_INTERVAL = 0.0002
 
 
 def translate(
@@ -185,7 +188,10 @@ def load_translator(
 
     keep_freed_memory()
     let_cuda_memory_grow()
-    return Translator.load(model, device, settings, ensemble or ())
+    translator = Translator.load(model, device, settings, ensemble or ())
+    if translator.device.type == "cuda":
+        sys.setswitchinterval(_SWITCH_INTERVAL)
+    return translator
 
 
 def refuse_beam_size_of_sampling(translator: "Translator", beam_size: int | None) -> None:

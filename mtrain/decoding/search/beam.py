@@ -1,7 +1,6 @@
 """Beam search, batched over sentences. Symbols in shapes: see `mtrain.model`."""
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -13,8 +12,7 @@ from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.kernels.precision import widest_float
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """One translation as target ids, without BOS and EOS."""
 
     ids: list[int]
@@ -97,6 +95,9 @@ def _step(predictor: Predictor, last: Tensor, coverage: "_Coverage | None") -> T
 
 def pick(rows: Tensor, index: Tensor) -> Tensor:
     """rows (B, X, ..) indexed by index (B, Y) within each sentence: (B, Y, ..)."""
+    if rows.is_cuda:  # in one kernel
+        index = index.view(*index.shape, *[1] * (rows.dim() - 2))
+        return rows.gather(1, index.expand(-1, -1, *rows.shape[2:]))
     return rows[torch.arange(len(index), device=index.device)[:, None], index]
 
 

@@ -136,8 +136,8 @@ def ranked_hypotheses(
     for rows, limit, sums in zip(tokens.tolist(), max_lengths.tolist(), log_probs.tolist(), strict=True):
         hypotheses = []
         for row, log_prob in zip(rows, sums, strict=True):
-            finished = eos_id in row[:limit]
-            length = row.index(eos_id) + 1 if finished else limit
+            length = row.index(eos_id) + 1 if eos_id in row else limit + 1
+            finished, length = length <= limit, min(length, limit)
             score = log_prob / length**length_penalty
             hypotheses.append(Hypothesis(row[: length - finished], log_prob, score, finished))
         found.append(sorted(hypotheses, key=lambda hypothesis: -hypothesis.score))

@@ -11,7 +11,6 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search.constraints import FREE, minimum_lengths
 from mtrain.decoding.search.sample import noise_keys
-from mtrain.kernels.decoding_step import Allowed
 
 Rows = Sequence[Sequence[int]]
 Keys = Sequence[tuple[int, ...]]
@@ -77,8 +76,3 @@ class Inputs(NamedTuple):
         if config.samples is not None:
             noise = noise_keys(config.seed, batch.keys, config.samples, int(batch.limits.max()))
             self.noise[:count, :, : noise.size(2)] = noise
-
-    def allowed(self, position: Tensor, eos_id: int, forbidden: Tensor | None) -> Allowed:
-        """The tokens that may be generated at a position."""
-        prefixes = self.prefixes if self.prefixes.size(1) else None
-        return Allowed(position, self.min_lengths, eos_id, forbidden, prefixes)

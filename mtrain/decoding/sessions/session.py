@@ -16,6 +16,8 @@ from mtrain.decoding.sessions.inputs import Batch, Inputs, Shape
 from mtrain.decoding.sessions.steps import Beam, Greedy
 from mtrain.device import copy_to_host_async
 from mtrain.graph_capture import CaptureError, GraphPool, Work
+from mtrain.kernels.decoding_step import Allowed
+from mtrain.kernels.triton.available import triton_works
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.static_decoder import StaticDecoder
 
@@ -28,7 +30,7 @@ SMALLEST_BOUND = 32  # positions
 def bucket(number: int, least: int = 1) -> int:
     """The number rounded up to a power of two, or to one and a half of it, and at least `least`."""
     power = 1 << max(0, number - 1).bit_length()
-    return max(least, power * 3 // 4 if 4 <= power * 3 // 4 >= number else power)
+    return max(least, power * 3 // 4 if power * 3 // 4 >= number else power)
 
 
 class Session:
@@ -46,6 +48,8 @@ class Session:
         device, model_config = models[0].weight.device, models[0].config
         self.config, self.model_config, self.shape = config, model_config, shape
         self.shrink_from = shrink_from
+        # Triton's kernels stop at the position themselves.
+        self.smallest_bound = shape.positions if triton_works(device) else SMALLEST_BOUND
         self.pool = GraphPool(device)
         self._host, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned=device.type == "cuda")
         self._buffer, self.inputs = Inputs.of(shape, device)
@@ -80,7 +84,7 @@ class Session:
         ended: list[tuple[Tensor, Tensor]] = []  # results of sentences; later ones replace earlier ones
         look: Callable[[], list[float]] | None = None
         for step in range(steps):
-            self._run(sentences, min(self.shape.positions, bucket(step + 1, SMALLEST_BOUND)))
+            self._run(sentences, min(self.shape.positions, bucket(step + 1, self.smallest_bound)))
             if look is not None:
                 going = (torch.tensor(look()[: len(order)]) == 0).nonzero()[:, 0]
                 look = None
@@ -123,7 +127,8 @@ class Session:
         decoders, position, config = self.decoders, self.position, self.config
         inputs, state = _first(self.inputs, sentences), _first(self.state, sentences)
         lengths = self.source_lengths[:sentences]
-        allowed = inputs.allowed(position, self.model_config.eos_id, self.forbidden)
+        prefixes = inputs.prefixes if self.shape.prefixed else None
+        allowed = Allowed(position, inputs.min_lengths, self.model_config.eos_id, self.forbidden, prefixes)
 
         def work() -> None:
             logits = [

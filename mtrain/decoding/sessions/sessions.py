@@ -37,24 +37,20 @@ class Sessions:
         self.device = device = models[0].weight.device
         memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 2**32
         self.max_bytes = memory // 4  # of idle sessions
-        self._lock = threading.Lock()  # of the following
+        self._lock = threading.Lock()  # of the list
         self._idle: list[tuple[tuple[Shape, str], Session]] = []  # the one used last comes last
-        self._too_large: set[tuple[Shape, str]] = set()  # for the memory of the device
-
-    @staticmethod
-    def support(config: DecodingConfig) -> bool:
-        """Whether sessions can search with these settings."""
-        return not config.no_repeat_ngram and not config.coverage_penalty
 
     @torch.inference_mode()
     def search(
         self, rows: Rows, config: DecodingConfig, prefixes: Rows | None = None, keys: Keys = ()
     ) -> list[list[Hypothesis]] | None:
-        """The best hypotheses of each sentence, as `search` returns them; None if there is not enough memory
-        for a session. `rows` are source ids that end with EOS.
+        """The best hypotheses of each sentence, as `search` returns them; None if sessions do not support the
+        settings, or there is too little memory for one. `rows` are source ids that end with EOS.
 
         Raises UsageError if a prefix is too long for the model, or a forbidden id is not in the vocabulary.
         """
+        if config.no_repeat_ngram or config.coverage_penalty:
+            return None
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.float64)
         limits = maximum_lengths(self.models, lengths, config, prefixes)
         check_forbidden_ids(config, self.models[0].config.target_vocab_size)
@@ -68,23 +64,20 @@ class Sessions:
             sampled=config.samples is not None,
         )
         key = shape, config.model_dump_json(exclude=_OF_BATCHES)
-        if key in self._too_large:
-            return None
         try:
             session = self._idle_session(key) or Session(self.models, config, shape, self.shrink_from)
             found = session.search(Batch(rows, config, prefixes, keys, limits))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            log.warning("too little memory for a session of %d sentences: searching without", len(rows))
             session = None
-            log.warning("too little memory for a session of %d sentences: decoding without", len(rows))
         with self._lock:
             if session is not None:
                 self._idle.append((key, session))
                 while len(self._idle) > 1 and sum(one.bytes for _, one in self._idle) > self.max_bytes:
                     del self._idle[0]
                 return found
-            self._too_large.add(key)
             self._idle.clear()
         release_cached_memory(self.device)
         return None
@@ -92,7 +85,5 @@ class Sessions:
     def _idle_session(self, key: tuple[Shape, str]) -> Session | None:
         """Take a session that no thread uses."""
         with self._lock:
-            found = next((one for one in self._idle if one[0] == key), None)
-            if found is not None:
-                self._idle.remove(found)
-        return None if found is None else found[1]
+            place = next((place for place, (other, _) in enumerate(self._idle) if other == key), None)
+            return None if place is None else self._idle.pop(place)[1]

@@ -61,8 +61,8 @@ class Greedy(NamedTuple):
         self.log_probs.add_(gained.view_as(self.last).masked_fill(~self.unfinished, 0))
         _make_prefix_certain_(self.log_probs, allowed)
         self.tokens.index_copy_(2, allowed.position, chosen[:, :, None])
-        going = (allowed.position + 1 < inputs.limits)[:, None]
-        self.unfinished.logical_and_((chosen != allowed.eos_id) & going)
+        below_limit = allowed.position + 1 < inputs.limits
+        self.unfinished.logical_and_((chosen != allowed.eos_id) & below_limit[:, None])
         self.last.copy_(chosen)
 
     def done(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Triton kernels of a decoding step: layer norm and attention.
 
 `mtrain.kernels.decoding_step` describes arguments, results and symbols. Tensors are contiguous and on the
-current device. Sums are in fp32.
+current device, but keys and values may be of the first sentences in a larger tensor. Sums are in fp32.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -109,10 +109,11 @@ def attention(projected: Tensor, cache: Tensor, past: Tensor | None, counts: Ten
     out = projected.new_empty(len(projected), heads * width)
     beams, columns = len(projected) // sentences, max(MIN_TILE, triton.next_power_of_2(width))
     rows = min(MAX_ROWS, max(MIN_TILE, triton.next_power_of_2(beams)))
-    tile = min(64, max(MIN_TILE, TILE_BYTES // (columns * cache.element_size())))
+    fits = TILE_BYTES // (columns * cache.element_size())  # keys
+    tile, stages = min(64, max(MIN_TILE, fits)), 3 if fits >= MIN_TILE else 2
     sizes = {"BEAMS": beams, "ROWS": rows, "WIDTH": width, "COLUMNS": columns, "TILE": tile}
     attention_kernel[(sentences, heads, triton.cdiv(beams, rows))](
         projected, cache, past, counts, out, slots, cache.stride(0), width**-0.5,
-        OWN=own, **sizes, num_warps=4, num_stages=3,
+        OWN=own, **sizes, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out

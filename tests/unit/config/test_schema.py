@@ -158,6 +158,12 @@ def test_numbers_are_finite(load_text, key: str):
             load_text(f"training.{key}={value}")
 
 
+def test_the_former_default_of_decoding_batches_means_auto() -> None:
+    assert decoding.DecodingConfig(batch_tokens=8192) == decoding.DecodingConfig()
+    assert decoding.DecodingConfig().moderate_batch_tokens == 8192
+    assert decoding.DecodingConfig(batch_tokens=8000).moderate_batch_tokens == 8000
+
+
 @pytest.mark.parametrize("section", [None, "data", "tokenizer", "model", "training", "decoding"])
 def test_the_config_is_frozen(load_text, section: str | None):
     config = load_text()

@@ -20,7 +20,7 @@ import torch
 
 from mtrain import Translator, processes
 from mtrain.decoding import workers
-from mtrain.decoding.decode import DecodingTask
+from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
@@ -229,6 +229,59 @@ def test_the_number_of_lines_in_a_batch_is_limited(translator: Translator) -> No
 
 
 @linux
+def on_cuda(translator: Translator, **settings: object) -> Workers:
+    """Workers that take the device for a GPU. The models are on the CPU."""
+    loaded = translator.with_settings(workers=1, **settings)
+    ensemble = Ensemble([model.transformer for model in loaded.models], loaded.tokenizer, loaded.device)
+    return Workers(ensemble._replace(device=torch.device("cuda")), "fp32", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "gigabytes", "tokens"),
+    [
+        ("auto", 100, 131_072),
+        ("auto", 0.2, 16_384),
+        ("auto", 0, 8192),
+        (8192, 100, 131_072),
+        (8000, 100, 8000),
+    ],
+)
+def test_batches_on_a_gpu_are_as_large_as_memory_allows(
+    translator: Translator, monkeypatch, given: int | str, gigabytes: float, tokens: int
+) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (int(gigabytes * 1e9), 10**11))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda _: 0)
+    greedy, beams = (translator.with_settings(batch_tokens=given, beam_size=size).decoding for size in (1, 4))
+    workers, lengths = on_cuda(translator), [16] * tokens
+    assert max(map(len, workers.batches(greedy, lengths))) == tokens // 16
+    assert max(map(len, workers.batches(beams, lengths))) <= tokens // 64
+    assert workers.lines_needed(greedy) >= 2 * tokens // 16
+    assert max(map(len, translator.workers.batches(greedy, lengths))) <= 8192 // 16  # on a CPU
+
+
+def test_a_batch_that_exhausts_the_memory_of_a_gpu_is_decoded_in_halves(
+    translator: Translator, monkeypatch, caplog
+) -> None:
+    sizes: list[int] = []
+
+    def decode_few(_: object, task: DecodingTask) -> list[list[Translation]]:
+        sizes.append(len(task.parts))
+        if len(task.parts) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return decode_batch(translator.workers.ensemble, task)
+
+    settings = translator.with_settings(batch_tokens=10_000, **SHORT).decoding
+    parts = [Part(row, [*[row + 4] * 9, 3], [], (row, 0)) for row in range(10)]
+    workers, task = on_cuda(translator), DecodingTask(settings, parts, "de")
+    expected = translator.workers.decode(task)
+    monkeypatch.setattr("mtrain.decoding.workers.decode_batch", decode_few)
+    assert workers.decode(task) == expected
+    assert sizes == [10, 5, 2, 3, 2, 3]
+    assert caplog.text.count("out of memory in a batch of") == 2
+    assert workers.decode(task) == expected and max(sizes[6:]) < 5  # too large ones are not tried again
+
+
 @pytest.mark.parametrize("how", ["close", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
     run_dir: Path, how: str

@@ -56,7 +56,7 @@ class Case:
         self.models = models
         self.source, self.keep = sentences(models[0].transformer, list(lengths))
         self.rows = [row[keep].tolist() for row, keep in zip(self.source, self.keep, strict=True)]
-        self.prefixes = [[5, 7, 4, 9][: n % 5] for n in range(len(lengths))] if prefixed else None
+        self.prefixes = [[5, 7, 4, 8][: n % 5] for n in range(len(lengths))] if prefixed else None
         self.keys = [(n, 0) for n in range(len(lengths))]
 
     def expected(self, **settings: Any) -> Found:
@@ -122,7 +122,7 @@ def random_case(seed: int) -> tuple[Case, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *[pytest.param(n, marks=pytest.mark.slow) for n in range(6, 150)]]
+    "seed", [*range(4), *[pytest.param(n, marks=pytest.mark.slow) for n in range(4, 150)]]
 )
 def test_hypotheses_equal_those_of_the_search(seed):
     case, settings = random_case(seed)
@@ -131,14 +131,14 @@ def test_hypotheses_equal_those_of_the_search(seed):
 
 @pytest.mark.parametrize("settings", [
     {"beam_size": 1},
-    {"beam_size": 5, "stop": "default"},
     {"beam_size": 5, "stop": "first_k", "length_penalty": 0.6},
-    {"beam_size": 5, "stop": "exact", "force_eos": True},
+    pytest.param({"beam_size": 5, "stop": "default"}, marks=pytest.mark.slow),
+    pytest.param({"beam_size": 5, "stop": "exact", "force_eos": True}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_results_do_not_depend_on_the_buffers(settings):
     """Neither on the number of sentences that the buffers have room for, nor on when the others move."""
     models = make_models(3)
-    case = Case(models, [(5 * n) % 17 + 1 for n in range(11)])
+    case = Case(models, [(5 * n) % 17 + 1 for n in range(7)])
     settings = {"max_length_ratio": 1.5, "max_length_offset": 20, **settings}  # more than the first bound
     case.check(Sessions(models, shrink_from=10_000), **settings)
     case.check(Sessions(models, shrink_from=0), **settings)
@@ -173,6 +173,7 @@ def test_finished_sentences_leave_room_for_the_others(steps):
 @pytest.mark.parametrize("beam_size", [1, 5])
 def test_a_search_ends_soon_after_its_last_sentence(steps, beam_size):
     case = Case(make_models(3), [3, 9, 1])
+    case.models[0].bias[EOS] += 6
     settings = {"beam_size": beam_size, "max_length_offset": 60, "stop": "first_k"}
     found = case.found(Sessions(case.models), **settings)
     longest = max(len(h.ids) + h.finished for hypotheses in found for h in hypotheses)
@@ -264,12 +265,13 @@ def test_without_memory_for_a_session_the_search_continues_without(monkeypatch, 
     expected = decode_batch(ensemble, task)
     ensemble = ensemble._replace(sessions=Sessions(models))
     assert decode_batch(ensemble, task) == decode_batch(ensemble, task) == expected
-    assert len(tried) == 1 and len(caplog.messages) == 1
+    assert len(tried) == len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("settings", [{"no_repeat_ngram": 2}, {"coverage_penalty": 0.5}])
 def test_what_sessions_do_not_support_is_searched_without_them(settings):
-    assert not Sessions.support(options(**settings))
+    case = Case(make_models(1), [4])
+    assert Sessions(case.models).search(case.rows, options(**settings)) is None
 
 
 def test_impossible_requests_raise_the_errors_of_the_search():
