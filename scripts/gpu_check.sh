@@ -32,7 +32,7 @@ summary=$OUT/summary.txt
 : >>"$summary"
 case $PARTS in right | fast) : "${BUDGET:=240}" ;; *) : "${BUDGET:=545}" ;; esac
 case $PARTS in
-    right) PARTS="environment ceiling tests check-decoding demo demo-compiled resume multi30k" ;;
+    right) PARTS="environment ceiling tests check-training check-decoding demo demo-compiled resume multi30k" ;;
     fast) PARTS="train-base decode translate peers-base train-tiny train-big decode-transformers profile-training
         profile-decoding peers-big train-base-compiled" ;;
 esac
@@ -149,6 +149,7 @@ mapfile -t tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 tests=(-m gpu -n 3 "${tests[@]}")
 if [ "$DEVICE" = cpu ]; then tests=(tests/unit/kernels/test_precision.py); fi
 part tests "$limit" tests.txt "$PYTHON" -m pytest -p no:cacheprovider --durations=12 --show-capture=no -rP "${tests[@]}" &
+measure check-training "$limit" check.txt check-training small 4096 &
 measure check-decoding "$limit" check.txt check-decoding small &
 demo demo toy off &
 demo demo-compiled toy-compiled on &

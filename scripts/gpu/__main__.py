@@ -32,6 +32,11 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     part.add_argument("--python", nargs="+", default=[sys.executable], help="what starts the interpreter")
     part.set_defaults(run=resume.check)
     for name, function, text in (
+        (
+            "check-training",
+            equality.check_training,
+            "whether training with CUDA graphs gives the same losses",
+        ),
         ("check-decoding", equality.check_decoding, "whether decoding with CUDA graphs gives the same text"),
         ("train", training.measure, "the speed of training"),
         ("peers", training.measure_peers, "the speed of training of other tools"),

@@ -1,12 +1,43 @@
 """Whether CUDA graphs compute the same as the operations that they replace."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from gpu.decoding import USES, Search, make_search
 from gpu.scale import EOS, CheckFailed, Scale
+from gpu.training import RATE, make_learner
 from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.data.epochs.loader import StepInput
+
+TOLERANCE = 0.01  # of the loss
+
+
+def check_training(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
+    """Take the same steps with graphs, again with graphs, and without. Raises CheckFailed if the first two do
+    not give the same bits, or the losses of the last two differ."""
+    config = scale.model_config(preset)
+    for tokens in batch_tokens:
+        steps = scale.steps(config, tokens)
+        once, again, eager = (_train(scale, config, steps, graphs) for graphs in ("auto", "auto", "off"))
+        differences = [abs(a - b) / b for a, b in zip(once, eager, strict=True)]
+        identical = "the same bits" if once == again else "other bits"
+        print(
+            f"{preset}, batch {tokens}: losses of {len(once)} steps with and without graphs differ by "
+            f"{max(differences):.2g} at most; graphs gave {identical} again"
+        )
+        if once != again or not max(differences) <= TOLERANCE:
+            raise CheckFailed("training with graphs gives other losses")
+
+
+def _train(scale: Scale, config: ModelConfig, steps: Sequence[StepInput], graphs: str) -> list[float]:
+    """The losses of some steps."""
+    learner = make_learner(scale, config, graphs=graphs)
+    if scale.on_gpu:
+        learner.expect(batch.layout for step in steps for batch in step.batches)
+    return [float(learner.step(step.batches, step.tokens, RATE).values[0]) / step.tokens for step in steps]
 
 
 def check_decoding(scale: Scale, preset: str) -> None:

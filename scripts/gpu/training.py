@@ -19,6 +19,7 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch
 from mtrain.planning.cost import Shape, flops_of
+from mtrain.training.step import graph_learner
 from mtrain.training.step.learner import Learner
 
 RATE = 1e-5  # small, so that training on random data stays stable; speed does not depend on it
@@ -26,10 +27,12 @@ SLOW = 1.5  # seconds; a slower step does more than training, such as compiling
 SMOOTHING = 0.1
 
 
-def make_learner(scale: Scale, config: ModelConfig, compiled: str) -> Learner:
-    """A learner with random weights. `compiled` is a value of `training.compile`."""
-    recipe = TrainingConfig(max_steps=1, compile=compiled, label_smoothing=SMOOTHING)
-    return Learner(scale.model(config).train(), recipe)
+def make_learner(scale: Scale, config: ModelConfig, compiled: str = "off", graphs: str = "auto") -> Learner:
+    """A learner with random weights. `compiled` is a value of `training.compile`, `graphs` one of
+    `training.cuda_graphs`."""
+    options = {"compile": compiled, "cuda_graphs": graphs}
+    recipe = TrainingConfig(max_steps=1, label_smoothing=SMOOTHING, **options)
+    return graph_learner.make_learner(scale.model(config).train(), recipe)
 
 
 def take(learner: Learner, step: StepInput) -> None:

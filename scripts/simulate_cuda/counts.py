@@ -32,6 +32,7 @@ from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.static_decoder import StaticDecoder
 from mtrain.model.transformer import Transformer
+from mtrain.training.step.graph_learner import make_learner
 from mtrain.training.step.learner import Learner
 
 MAX_WAITS = 0.25  # of a decoding step; a training step never waits
@@ -82,8 +83,9 @@ def _without_data() -> Iterator[None]:
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     library.use_attention_of_gpu(True)
     flash = patch("torch._C._is_flash_attention_available", lambda: True)
+    key = patch("mtrain.training.step.learner.draw_dropout_key", lambda: 0)  # a tensor would be fake
     try:
-        with flash, FakeTensorMode(allow_non_fake_inputs=True):
+        with flash, key, FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         library.use_attention_of_gpu(False)
@@ -96,13 +98,16 @@ def _model(preset: str, vocabulary: int = 32_000, **changes: int) -> Transformer
         return Transformer(ModelConfig(**PRESETS[preset] | changes, **sizes))
 
 
-def _learner(model: Transformer, precision: str) -> Learner:
-    return Learner(model.train(), TrainingConfig(max_steps=1, precision=precision, compile="off"))
+def _learner(model: Transformer, precision: str, as_graphs: bool = False) -> Learner:
+    graphs = "auto" if as_graphs else "off"
+    config = TrainingConfig(max_steps=1, precision=precision, compile="off", cuda_graphs=graphs)
+    return make_learner(model.train(), config)
 
 
 def count_training(preset: str, precision: str, tokens: int) -> Counts:
     """Count the operations and copies of a training step with `tokens` target tokens in one micro-batch, and
     the waits of a step of a small model."""
+    places = _count_small(precision, as_graphs=False).places  # and finds out whether Triton works
     batch = PackedBatch.of_size(tokens // LENGTH, LENGTH)
     with _without_data():
         learner = _learner(_model(preset), precision)
@@ -112,18 +117,18 @@ def count_training(preset: str, precision: str, tokens: int) -> Counts:
         learner.optimizer.zero_grad()
         with _Operations() as operations:
             learner.step([batch], tokens, 1e-3)
-    places = _waits_of_training(preset, precision)
     return Counts(operations.counts["operation"], operations.counts["copy"], places.total(), places)
 
 
 @functools.cache
-def _waits_of_training(preset: str, precision: str) -> Counter[str]:
-    learner = _learner(_model(preset, **NARROW), precision)
-    batches = [PackedBatch.of_size(pairs, length).pinned() for pairs, length in ((7, 20), (5, 9))]
-    learner.step(batches, 185, 1e-3)
+def _count_small(precision: str, as_graphs: bool) -> Counts:
+    """Count in a step of a small model with one micro-batch."""
+    learner = _learner(_model("base", **NARROW, **SHALLOW), precision, as_graphs)
+    batches = [PackedBatch.of_size(5, 9).pinned()]
+    learner.step(batches, 45, 1e-3)
     with recording() as events:
-        learner.step(batches, 185, 1e-3)
-    return events["wait"]
+        learner.step(batches, 45, 1e-3)
+    return Counts(*(events[kind].total() for kind in ("operation", "copy", "wait")), events["wait"])
 
 
 def count_decoding(beams: int, as_graphs: bool) -> Counts:
@@ -162,6 +167,9 @@ def main() -> int:
         ("training, {}, {}, {:,} tokens".format(*step), 0, partial(count_training, *step))
         for step in TRAINING
     ]
+    for precision in ("bf16", "fp32"):
+        name = f"training, {precision}, as graphs"
+        steps.append((name, 0, partial(_count_small, precision, as_graphs=True)))
     for beams, as_graphs in product((1, 5), (False, True)):
         name = f"decoding, 1+1 layers, beam {beams}{', as graphs' if as_graphs else ''}"
         steps.append((name, MAX_WAITS, partial(count_decoding, beams, as_graphs)))

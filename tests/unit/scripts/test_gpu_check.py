@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 TINY = ["--device", "cpu", "--tiny"]
 TIMED = ["train-base", "decode", "translate", "peers-base", "train-tiny", "train-big", "decode-transformers"]
 TIMED += ["profile-training", "profile-decoding", "peers-big", "bench.py"]
-ON_CPU = ["environment", "ceiling", "tests", "check-decoding", "demo", "resume", *TIMED]
+ON_CPU = ["environment", "ceiling", "tests", "check-training", "check-decoding", "demo", "resume", *TIMED]
 COMPILED = ["demo-compiled", "train-base-compiled", "profile-training-compiled", "train-big-compiled"]
 
 # Replaces the interpreter: appends its arguments to $CALLS as a line, and fails the part `resume`.
@@ -58,7 +58,7 @@ def test_every_part_is_started_and_a_failure_does_not_stop_the_others(tmp_path):
             arguments = parse(call.partition("-m gpu ")[2].split())
             parts.append(arguments["run"])
             assert arguments["device"] == "cuda" and not arguments["tiny"]
-    assert len(parts) == 16 and len(set(parts)) == 10
+    assert len(parts) == 17 and len(set(parts)) == 11
     assert "1,234 target tokens/s" in (tmp_path / "out" / "summary.txt").read_text()
 
 
@@ -79,5 +79,6 @@ def test_the_complete_check_passes_on_a_cpu(tmp_path):
     assert "torch.nn.Transformer big bf16" in results["train"]
     assert "once and killed: losses differ by" in results["resume"]
     assert results["check"].count(": 0 of 24 translations differ from the search's") == 4
+    assert "differ by 0 at most; graphs gave the same bits again" in results["check"]
     assert results["decode"].count("tokens/s") == 9 and results["decode"].count("lines in") == 2
     assert results["profile"].count("matrix products") == 3 and "mtrain/tool" in results["bench"]
