@@ -167,9 +167,7 @@ def main() -> int:
         ("training, {}, {}, {:,} tokens".format(*step), 0, partial(count_training, *step))
         for step in TRAINING
     ]
-    for precision in ("bf16", "fp32"):
-        name = f"training, {precision}, as graphs"
-        steps.append((name, 0, partial(_count_small, precision, as_graphs=True)))
+    steps.append(("training, bf16, as graphs", 0, partial(_count_small, "bf16", as_graphs=True)))
     for beams, as_graphs in product((1, 5), (False, True)):
         name = f"decoding, 1+1 layers, beam {beams}{', as graphs' if as_graphs else ''}"
         steps.append((name, MAX_WAITS, partial(count_decoding, beams, as_graphs)))
