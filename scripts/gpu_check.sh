@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Check and measure mtrain on one GPU. Run it once on a new kind of GPU, or after changing kernels:
 #   OUT=FOLDER bash scripts/gpu_check.sh
-# or in two calls, without the parts train-base-cudnn and bench.py: first the checks, then the measurements:
+# or in two calls of at most four minutes, without bench.py: first the checks, then the measurements:
 #   OUT=FOLDER WORK=FOLDER PARTS=right bash scripts/gpu_check.sh
 #   OUT=FOLDER WORK=FOLDER PARTS=fast bash scripts/gpu_check.sh
-# Both together take about nine minutes on an H200. They need PyTorch with CUDA, the dependencies of mtrain, pytest
+# They need PyTorch with CUDA, the dependencies of mtrain, pytest
 # with pytest-xdist, and Transformers. The interpreter is .venv/bin/python if it has PyTorch, otherwise python3. On a
 # machine without internet, wheels in .whl/ are installed first, into a folder in $WORK.
 #
 # $OUT/summary.txt lists the exit status of each part and the most important lines of the other files, which are
-# tests, demo, resume, train, decode, profile, bench and multi30k, all .txt. The exit status is 1 if a part has failed
+# tests, check, demo, resume, train, decode, profile, bench and multi30k, all .txt. The exit status is 1 if a part has failed
 # or was stopped. A part that fails does not stop the others. The parts that are not timed run first, all at once;
 # then the timed parts, one by one, the most valuable first.
 #
@@ -18,22 +18,23 @@
 #   WORK        folder for runs and compiled kernels, which is kept (a temporary one, which is removed)
 #   PARTS       names of parts, or right, fast, all (all). `translate` and `bench.py` need the run of `demo`
 #   DEVICE      cuda, cuda:N or cpu (cuda)
-#   BUDGET      seconds after which no part starts, and running parts are stopped (545)
+#   BUDGET      seconds after which no part starts, and running parts are stopped (240 for right or fast, otherwise 545)
 #   PYTHON      the interpreter
 #   MULTI30K    folder with train, val and test_2016_flickr in .en and .de; adds the part multi30k (90 s on an H200)
 #   TINY        1: small sizes, to test this script: TINY=1 DEVICE=cpu takes some minutes. Parts are not limited then,
 #               and compiled runs are left out on a CPU, which takes minutes for each
 set -u
 cd "$(dirname "$0")/.."
-: "${OUT:?set OUT to a folder for the results}" "${DEVICE:=cuda}" "${TINY:=}" "${BUDGET:=545}" "${PARTS:=all}"
+: "${OUT:?set OUT to a folder for the results}" "${DEVICE:=cuda}" "${TINY:=}" "${PARTS:=all}"
 started=$SECONDS
 mkdir -p "$OUT"
 summary=$OUT/summary.txt
 : >>"$summary"
+case $PARTS in right | fast) : "${BUDGET:=240}" ;; *) : "${BUDGET:=545}" ;; esac
 case $PARTS in
-    right) PARTS="environment ceiling tests demo demo-compiled resume multi30k" ;;
-    fast) PARTS="train-base decode train-base-compiled peers-base train-big peers-big decode-transformers profile-training
-        profile-decoding profile-training-compiled translate" ;;
+    right) PARTS="environment ceiling tests check-training check-decoding demo demo-compiled resume multi30k" ;;
+    fast) PARTS="train-base decode translate peers-base train-tiny train-big decode-transformers profile-training
+        profile-decoding peers-big train-base-compiled" ;;
 esac
 PARTS=" $(echo $PARTS) "
 
@@ -109,16 +110,16 @@ multi30k() {
         "$PYTHON" -m mtrain evaluate "$WORK/multi30k" --device "$DEVICE"
 }
 
-# Translate 21,000 lines of the toy corpus on the command line, with the default size of batches and a larger one
+# Translate lines of the toy corpus on the command line, greedily and with the default beam size
 translate() {
-    local copies=70 tokens
+    local copies=100 beams
     if [ -n "$TINY" ]; then copies=1; fi
     for _ in $(seq $copies); do cut -f 1 mtrain/data/toy/test.tsv; done >"$WORK/toy.en"
-    for tokens in 8192 65536; do
+    for beams in 1 5; do
         rm -f "$WORK/toy.fr"
-        TIMEFORMAT="decoding.batch_tokens $tokens: $(wc -l <"$WORK/toy.en") lines in %R s, start included"
+        TIMEFORMAT="translate, beam $beams: $(wc -l <"$WORK/toy.en") lines in %R s, start included"
         time "$PYTHON" -m mtrain translate "$WORK/toy" -i "$WORK/toy.en" -o "$WORK/toy.fr" --device "$DEVICE" \
-            --set decoding.batch_tokens=$tokens || return
+            --set decoding.beam_size=$beams || return
     done
 }
 
@@ -144,9 +145,12 @@ measure ceiling 40 summary.txt ceiling
 
 # ------------------------------------------------------------------------------------------ not timed, all at once
 limit=190
-tests=(-m gpu -n 3 tests/end_to_end/test_gpu.py tests/unit/test_device.py)
+mapfile -t tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+tests=(-m gpu -n 3 "${tests[@]}")
 if [ "$DEVICE" = cpu ]; then tests=(tests/unit/kernels/test_precision.py); fi
 part tests "$limit" tests.txt "$PYTHON" -m pytest -p no:cacheprovider --durations=12 --show-capture=no -rP "${tests[@]}" &
+measure check-training "$limit" check.txt check-training small 4096 &
+measure check-decoding "$limit" check.txt check-decoding small &
 demo demo toy off &
 demo demo-compiled toy-compiled on &
 measure resume "$limit" resume.txt resume "$WORK" &
@@ -154,25 +158,25 @@ if [ -n "${MULTI30K:-}" ]; then part multi30k 230 multi30k.txt bash -c multi30k 
 wait
 
 # ------------------------------------------------------------------------------------------- timed, one by one
-measure train-base 50 train.txt train base 4096 25000 100000
+measure train-base 50 train.txt train base 25000 4096
 measure decode 50 decode.txt decode base
-measure profile-training 40 profile.txt profile-training base 25000
-measure profile-decoding 30 profile.txt profile-decoding base
-measure peers-base 45 train.txt peers base 25000
-measure train-big 40 train.txt train big 25000 50000
-measure peers-big 40 train.txt peers big 25000
-measure decode-transformers 30 decode.txt decode-transformers base
 part translate 60 decode.txt bash -c translate
-measure train-base-compiled 100 train.txt train base 25000 4096 100000 --compile on
+measure peers-base 45 train.txt peers base 25000
+measure train-tiny 25 train.txt train tiny 4096
+measure train-big 40 train.txt train big 25000
+measure decode-transformers 30 decode.txt decode-transformers base
+measure profile-training 40 profile.txt profile-training base 25000 4096
+measure profile-decoding 30 profile.txt profile-decoding base
+measure peers-big 40 train.txt peers big 25000
+measure train-base-compiled 100 train.txt train base 25000 4096 --compile on
 measure profile-training-compiled 60 profile.txt profile-training base 25000 --compile on
-measure train-big-compiled 100 train.txt train big 25000 50000 --compile on
-measure train-base-cudnn 30 train.txt train base 25000 --attention cudnn
+measure train-big-compiled 100 train.txt train big 25000 --compile on
 part bench.py 120 bench.txt bash -c bench
 
 say "done"
-for file in train decode profile resume tests demo multi30k; do
+for file in train decode profile resume check tests demo multi30k; do
     if [ -e "$OUT/$file.txt" ]; then
-        grep -h 'tokens/s\|lines in\|compilations\|waits in\|GPU busy\|calls per\|losses\|^numbers\|^failed\|passed\|BLEU on' "$OUT/$file.txt"
+        grep -h 'tokens/s\|lines in\|compilations\|waits in\|GPU busy\|calls per\|losses\|weights\|translations differ\|^numbers\|^failed\|passed\|BLEU on' "$OUT/$file.txt"
     fi
 done | cut -c 1-260 | tee -a "$summary"
 [ ! -s "$ended" ]

@@ -84,8 +84,10 @@ def summarize(profiler: profile, wall: float, device: torch.device, steps: int) 
         operations[event.name] += own
         calls[event.name] += 1
         kinds[kind_of(event)] += own
+    launches = sum(count for name, count in calls.items() if "Launch" in name)  # a graph is one
     return {
         "steps": steps,
+        "launches_per_step": launches / steps,
         "wall_ms_per_step": 1000 * wall / steps,
         "kinds": [{"kind": kind, "ms_per_step": own} for kind, own in kinds.most_common()],
         "operations": [

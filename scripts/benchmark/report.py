@@ -104,8 +104,10 @@ def profile_text(profile: dict[str, Any]) -> str:
     for part in profile["operations"]:
         operations.append((part["operation"][:60], *share(part), f"{part['calls_per_step']:,.0f}"))
     kinds = [("kind", "ms/step", "share"), *((part["kind"], *share(part)) for part in profile["kinds"])]
+    launches = profile["launches_per_step"]
     head = (
-        f"profile of {profile['steps']} steps of {profile['wall_ms_per_step']:,.0f} ms; own time, all threads"
+        f"profile of {profile['steps']} steps of {profile['wall_ms_per_step']:,.0f} ms"
+        f"{f' with {launches:,.1f} launches' if launches else ''}; own time, all threads"
     )
     return "\n".join([head, "", aligned(operations), "", aligned(kinds)])
 

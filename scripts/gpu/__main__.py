@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu import decoding, machine, profiling, resume, training
+from gpu import decoding, equality, machine, profiling, resume, training
 from gpu.scale import CheckFailed, Scale
 from mtrain.config.sections.presets import PRESETS
 from mtrain.device import resolve_device
@@ -32,6 +32,12 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     part.add_argument("--python", nargs="+", default=[sys.executable], help="what starts the interpreter")
     part.set_defaults(run=resume.check)
     for name, function, text in (
+        (
+            "check-training",
+            equality.check_training,
+            "whether training with CUDA graphs gives the same losses",
+        ),
+        ("check-decoding", equality.check_decoding, "whether decoding with CUDA graphs gives the same text"),
         ("train", training.measure, "the speed of training"),
         ("peers", training.measure_peers, "the speed of training of other tools"),
         ("decode", decoding.measure, "the speed of mtrain's search"),
@@ -46,8 +52,6 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             part.add_argument("batch_tokens", type=int, nargs="+", metavar="TOKENS", help="tokens per batch")
         if function in (training.measure, profiling.profile_training):
             part.add_argument("--compile", dest="compiled", default="off", choices=["on", "off"])
-        if function is training.measure:
-            part.add_argument("--attention", default="default", choices=["default", "cudnn"])
     return vars(parser.parse_args(arguments))
 
 

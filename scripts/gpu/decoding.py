@@ -1,4 +1,5 @@
-"""The speed of decoding with random weights: the search of mtrain, and `generate` of Transformers.
+"""The speed of decoding with random weights: the search of mtrain, on a GPU in sessions, and `generate` of
+Transformers.
 
 All translations have the same length, so that all tools take the same number of steps. There is no text:
 neither tokenization nor the overlap of batches is measured.
@@ -6,7 +7,7 @@ neither tokenization nor the overlap of batches is measured.
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,37 +20,50 @@ from gpu.scale import EOS, Scale
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.batches import padded
+from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.model.incremental import DecodingTransformer
 
 REPEATS = 10  # batches that are timed
-# Sentences in a batch, beam size, and whether scores are computed. `mtrain translate` needs none by default.
-SETTINGS = [(64, 1, False), (64, 1, True), (64, 5, True), (512, 1, False), (512, 5, True)]
-SETTINGS += [(2048, 1, False), (1, 1, False), (1, 5, True)]
+SETTINGS = [
+    (64, 1),
+    (64, 5),
+    (512, 1),
+    (512, 5),
+    (2048, 1),
+    (1, 1),
+    (1, 5),
+]  # sentences in a batch, beam size
+USES = 2  # of a session before all of its graphs are captured
+
+# Searches a batch of source ids, each with EOS.
+Search = Callable[[list[list[int]], DecodingConfig], list[list[Hypothesis]]]
 
 
-def make_model(scale: Scale, config: ModelConfig) -> DecodingTransformer:
-    """A model that decodes in bf16."""
-    return DecodingTransformer(scale.model(config).eval(), torch.bfloat16, low_projection=True)
+def make_search(scale: Scale, config: ModelConfig, dtype: torch.dtype, in_sessions: bool) -> Search:
+    """The search of a model with random weights, in sessions, or one operation after another."""
+    model = DecodingTransformer(scale.model(config).eval(), dtype, low_projection=True)
+    sessions = Sessions([model])
+
+    def search_rows(rows: list[list[int]], options: DecodingConfig) -> list[list[Hypothesis]]:
+        if in_sessions and (found := sessions.search(rows, options)) is not None:
+            return found
+        source, keep = padded(rows, config.pad_id, scale.device, 4)  # (B, S)
+        return search([model], source, keep, options, scored=options.beam_size > 1)
+
+    return search_rows
 
 
 def translate(
-    model: DecodingTransformer,
-    length: int,
-    scored: bool,
-    sentences: Sequence[Sequence[int]],
-    batch: int,
-    beams: int,
+    search_rows: Search, length: int, sentences: Sequence[Sequence[int]], batch: int, beams: int
 ) -> list[int]:
     """Translate sentences into `length` tokens each, `batch` at a time. Returns the lengths of the best
     hypotheses."""
     exactly = {"max_length_ratio": 0.0, "max_length_offset": length, "min_length_offset": length}
-    config, device = DecodingConfig(beam_size=beams, **exactly), model.weight.device
-    lengths = []
+    options, lengths = DecodingConfig(beam_size=beams, **exactly), []
     for start in range(0, len(sentences), batch):
-        rows = [[*ids, EOS] for ids in sentences[start : start + batch]]
-        source, keep = padded(rows, model.config.pad_id, device, 4)  # (B, S)
-        found = search([model], source, keep, config, scored=scored)
+        found = search_rows([[*ids, EOS] for ids in sentences[start : start + batch]], options)
         lengths += [len(best.ids) + best.finished for best, *_ in found]
     return lengths
 
@@ -86,24 +100,24 @@ def _print(name: str, job: DecodingJob, result: dict[str, Any]) -> None:
 def measure(scale: Scale, preset: str) -> None:
     """Print the speed of mtrain's search, and on a GPU where the host waits for it."""
     config = scale.model_config(preset)
-    model = make_model(scale, config)
-    for batch, beams, scored in SETTINGS:
+    work = partial(translate, make_search(scale, config, torch.bfloat16, scale.on_gpu), scale.length)
+    for batch, beams in SETTINGS:
         job = _job(scale, config, batch, beams)
-        name = f"mtrain {preset} decoding bf16{'' if scored else ' without scores'}"
-        _print(name, job, time_decoding(job, partial(translate, model, job.length, scored)))
+        for _ in range(USES if scale.on_gpu else 0):
+            work(job.sentences[::10] if batch == 1 else job.sentences[:batch], batch, beams)
+        _print(f"mtrain {preset} decoding bf16", job, time_decoding(job, work))
     if scale.on_gpu:
         for beams in (1, 5):
-            _print_waits(scale, model, beams)
+            _print_waits(scale, partial(work, scale.sentences(config, 64), 64, beams), beams)
 
 
-def _print_waits(scale: Scale, model: DecodingTransformer, beams: int) -> None:
+def _print_waits(scale: Scale, work: Callable[[], object], beams: int) -> None:
     """Print the lines at which the host waits for the GPU while a batch is decoded."""
-    rows = scale.sentences(model.config, 64)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            translate(model, scale.length, True, rows, len(rows), beams)
+            work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
     places = Counter(

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from benchmark.profile import record, summarize
 from benchmark.report import aligned, profile_text
 from torch._C._autograd import DeviceType
 from torch.profiler import profile
 
-from gpu.decoding import make_model, translate
+from gpu.decoding import USES, make_search, translate
 from gpu.scale import Scale
 from gpu.training import make_learner, take
 from mtrain.data.epochs.loader import StepInput
@@ -39,11 +40,12 @@ def _take_all(learner: Learner, steps: list[StepInput]) -> None:
 def profile_decoding(scale: Scale, preset: str) -> None:
     """Profile the search, greedy and with beams."""
     config = scale.model_config(preset)
-    model = make_model(scale, config)
+    search_rows = make_search(scale, config, torch.bfloat16, scale.on_gpu)
     sentences = scale.sentences(config, 8 if scale.tiny else 64)
     for beams in (1, 5):
-        work = partial(translate, model, scale.length, True, sentences, len(sentences), beams)
-        work()
+        work = partial(translate, search_rows, scale.length, sentences, len(sentences), beams)
+        for _ in range(USES):
+            work()
         name = f"decoding {preset}, {len(sentences)} sentences, beam {beams}"
         _report(name, scale, work, scale.length)
 

@@ -60,15 +60,19 @@ class Scale:
         torch.manual_seed(1)
         return Transformer(config).to(self.device)
 
-    def steps(self, config: ModelConfig, batch_tokens: int, count: int = 24) -> list[StepInput]:
-        """Steps of up to `batch_tokens` padded tokens, ready to be copied to the device."""
+    def steps(
+        self, config: ModelConfig, batch_tokens: int, count: int = 24, padded: bool = False
+    ) -> list[StepInput]:
+        """Steps of up to `batch_tokens` padded tokens, ready to be copied to the device. The batches are of
+        the kind that suits the device, or padded."""
         if self.tiny:
             batch_tokens, count = min(batch_tokens, 200), min(count, 4)
         generator = np.random.default_rng(1)
         source = _lengths(generator, max(2000, count * batch_tokens // 12))
         target = _limited(source * generator.lognormal(0, 0.15, len(source)))
         plan = plan_batches((source, target), batch_tokens, Division(batch_tokens), (1, 0))
-        steps = list(islice(random_steps(config, (source, target), plan), count))
+        kind = torch.device("cpu") if padded else self.device
+        steps = list(islice(random_steps(config, (source, target), plan, kind), count))
         if not self.on_gpu:
             return steps
         return [step._replace(batches=[batch.pinned() for batch in step.batches]) for step in steps]

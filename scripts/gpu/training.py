@@ -17,7 +17,9 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch
 from mtrain.planning.cost import Shape, flops_of
+from mtrain.training.step import graph_learner
 from mtrain.training.step.learner import Learner
 
 RATE = 1e-5  # small, so that training on random data stays stable; speed does not depend on it
@@ -25,10 +27,12 @@ SLOW = 1.5  # seconds; a slower step does more than training, such as compiling
 SMOOTHING = 0.1
 
 
-def make_learner(scale: Scale, config: ModelConfig, compiled: str) -> Learner:
-    """A learner with random weights. `compiled` is a value of `training.compile`."""
-    recipe = TrainingConfig(max_steps=1, compile=compiled, label_smoothing=SMOOTHING)
-    return Learner(scale.model(config).train(), recipe)
+def make_learner(scale: Scale, config: ModelConfig, compiled: str = "off", graphs: str = "auto") -> Learner:
+    """A learner with random weights. `compiled` is a value of `training.compile`, `graphs` one of
+    `training.cuda_graphs`."""
+    options = {"compile": compiled, "cuda_graphs": graphs}
+    recipe = TrainingConfig(max_steps=1, label_smoothing=SMOOTHING, **options)
+    return graph_learner.make_learner(scale.model(config).train(), recipe)
 
 
 def take(learner: Learner, step: StepInput) -> None:
@@ -36,18 +40,13 @@ def take(learner: Learner, step: StepInput) -> None:
     learner.step(step.batches, step.tokens, RATE)
 
 
-def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str, attention: str) -> None:
-    """Print mtrain's speed for each number of tokens of a batch.
-
-    `attention` is "default", or "cudnn" for what PyTorch chooses by itself on recent GPUs.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(attention == "cudnn")
+def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str) -> None:
+    """Print mtrain's speed for each number of tokens of a batch. `compiled` is a value of
+    `training.compile`."""
     config = scale.model_config(preset)
     learner = make_learner(scale, config, compiled)
     for tokens in batch_tokens:
-        name = (
-            f"mtrain {preset} {learner.precision}, compile {compiled}, {attention} attention, batch {tokens}"
-        )
+        name = f"mtrain {preset} {learner.precision}, compile {compiled}, batch {tokens}"
         time_steps(name, scale, config, scale.steps(config, tokens), partial(take, learner))
         if compiled == "on":
             from torch._dynamo.utils import counters  # takes seconds
@@ -78,7 +77,8 @@ def measure_peers(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
         model, logits_of = make()
         model.to(scale.device).train()
         for tokens in batch_tokens:
-            name, steps = f"{tool} {preset} bf16, batch {tokens}", scale.steps(config, tokens)
+            name = f"{tool} {preset} bf16, batch {tokens}"
+            steps = scale.steps(config, tokens, padded=True)
             try:
                 time_steps(name, scale, config, steps, _peer_step(model, logits_of, scale))
             except torch.OutOfMemoryError as error:
@@ -158,9 +158,13 @@ def _print(name: str, result: dict[str, Any], of_host: float, flops_per_token: f
 def _flops_per_token(config: ModelConfig, steps: list[StepInput]) -> float:
     """Operations of the matrix products for a target token, without padding."""
     shapes = [
-        Shape(len(batch.rows), int(batch.source_keep.sum()), batch.target_tokens)
+        Shape(len(batch.rows), _source_tokens(batch), batch.target_tokens)
         for step in steps
         for batch in step.batches
     ]
     flops = sum(flops_of(config, shape) for shape in shapes)
     return flops / sum(shape.target for shape in shapes)
+
+
+def _source_tokens(batch: AnyBatch) -> int:
+    return batch.layout.source if isinstance(batch, PackedBatch) else int(batch.source_keep.sum())

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 SKIPPED = 77  # the exit code of a skipped test for Automake, Meson and others
 SOURCE = Path(__file__).with_name("device.cpp")
+SOURCES = [SOURCE, *(SOURCE.with_name(name) for name in ("graphs.h", "memory.h"))]
 OPTIONS = ["-std=c++20", "-O1", "-shared", "-fPIC"]
 
 
@@ -36,7 +37,7 @@ def build() -> Path:
     torch = _torch()
     if (torch / "lib" / "libtorch_cuda.so").exists() or not all(map(Path.exists, _libraries(torch))):
         skip("there is no CPU build of PyTorch for Linux")
-    key = hashlib.sha256(SOURCE.read_bytes() + (torch / "version.py").read_bytes())
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in [*SOURCES, torch / "version.py"]))
     key.update(" ".join(OPTIONS).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtrain"
     library = cache / f"simulate_cuda-{key.hexdigest()[:16]}.so"

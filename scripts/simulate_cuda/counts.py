@@ -9,9 +9,10 @@ import functools
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from itertools import product
 from typing import Any, NamedTuple
+from unittest.mock import Mock, patch
 
 from simulate_cuda.device import ROOT, library, recording  # isort: skip  # precedes torch
 
@@ -27,18 +28,21 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import PackedBatch
-from mtrain.decoding.batches import padded
-from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.static_decoder import StaticDecoder
 from mtrain.model.transformer import Transformer
+from mtrain.training.step.graph_learner import make_learner
 from mtrain.training.step.learner import Learner
 
-MAX_WAITS = {1: 1.4, 5: 1.6}  # of a decoding step, by beam size; a training step never waits
+MAX_WAITS = 0.25  # of a decoding step; a training step never waits
 # Preset, precision and target tokens of the training steps that are counted
 TRAINING = list(product(("base", "big"), ("bf16", "fp32"), (4160, 24960)))
 GPU = torch.device("cuda:0")
 LENGTH = 26  # tokens of a sentence in training
+STEPS = 20  # of decoding
 NARROW = {"d_model": 64, "ffn_dim": 128, "vocabulary": 500}
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}  # Triton's interpreter is slow
 WITHOUT_KERNEL = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"),
     *("is_pinned", "is_same_size", "resize_", "set_", "device"),
@@ -78,8 +82,10 @@ def _without_data() -> Iterator[None]:
     many tensors at once, as it does with real tensors."""
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     library.use_attention_of_gpu(True)
+    flash = patch("torch._C._is_flash_attention_available", lambda: True)
+    key = patch("mtrain.training.step.learner.draw_dropout_key", lambda: 0)  # a tensor would be fake
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with flash, key, FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         library.use_attention_of_gpu(False)
@@ -92,13 +98,16 @@ def _model(preset: str, vocabulary: int = 32_000, **changes: int) -> Transformer
         return Transformer(ModelConfig(**PRESETS[preset] | changes, **sizes))
 
 
-def _learner(model: Transformer, precision: str) -> Learner:
-    return Learner(model.train(), TrainingConfig(max_steps=1, precision=precision, compile="off"))
+def _learner(model: Transformer, precision: str, as_graphs: bool = False) -> Learner:
+    graphs = "auto" if as_graphs else "off"
+    config = TrainingConfig(max_steps=1, precision=precision, compile="off", cuda_graphs=graphs)
+    return make_learner(model.train(), config)
 
 
 def count_training(preset: str, precision: str, tokens: int) -> Counts:
     """Count the operations and copies of a training step with `tokens` target tokens in one micro-batch, and
     the waits of a step of a small model."""
+    places = _count_small(precision, as_graphs=False).places  # and finds out whether Triton works
     batch = PackedBatch.of_size(tokens // LENGTH, LENGTH)
     with _without_data():
         learner = _learner(_model(preset), precision)
@@ -109,41 +118,48 @@ def count_training(preset: str, precision: str, tokens: int) -> Counts:
         learner.optimizer.zero_grad()
         with _Operations() as operations:
             learner.step([batch], tokens, 1e-3)
-    places = _waits_of_training(preset, precision)
     return Counts(operations.counts["operation"], operations.counts["copy"], places.total(), places)
 
 
 @functools.cache
-def _waits_of_training(preset: str, precision: str) -> Counter[str]:
-    learner = _learner(_model(preset, **NARROW), precision)
-    batches = [PackedBatch.of_size(pairs, length).pinned() for pairs, length in ((7, 20), (5, 9))]
-    learner.step(batches, 185, 1e-3)
+def _count_small(precision: str, as_graphs: bool) -> Counts:
+    """Count in a step of a small model with one micro-batch."""
+    learner = _learner(_model("base", **NARROW, **SHALLOW), precision, as_graphs)
+    batches = [PackedBatch.of_size(5, 9).pinned()]
+    learner.step(batches, 45, 1e-3)
     with recording() as events:
-        learner.step(batches, 185, 1e-3)
-    return events["wait"]
+        learner.step(batches, 45, 1e-3)
+    return Counts(*(events[kind].total() for kind in ("operation", "copy", "wait")), events["wait"])
 
 
-def count_decoding(beams: int) -> Counts:
-    """Count per decoding step of a batch in bf16. What precedes the first step and follows the last one is
-    included."""
-    torch.manual_seed(1)
-    model = DecodingTransformer(_model("base", **NARROW).eval(), torch.bfloat16, low_projection=True)
-    config = DecodingConfig(beam_size=beams, max_length_ratio=1.5, max_length_offset=10)
-    rows = [[*range(10, 10 + length), model.config.eos_id] for length in range(4, 20)]
-    source, keep = padded(rows, model.config.pad_id, GPU)
-    steps, decode_next = 0, model.decode_next
-
-    def counted(*arguments: Any) -> Tensor:
-        nonlocal steps
-        steps += 1
-        return decode_next(*arguments)
-
-    search([model], source, keep, config)  # packs the weights
-    model.decode_next = counted  # type: ignore[method-assign]
-    with recording() as events:
-        search([model], source, keep, config)
+def count_decoding(beams: int, as_graphs: bool) -> Counts:
+    """Count per decoding step of a batch in bf16, in a session that is new, or after that as graphs. What
+    precedes the first step and follows the last one is included."""
+    sessions, rows = _sessions(beams)
+    if as_graphs:
+        sessions.search(rows, _decoding(beams, STEPS))  # captures what the first search has run
+    decode_next = Mock(side_effect=StaticDecoder.decode_next)
+    with recording() as events, patch.object(StaticDecoder, "decode_next", partialmethod(decode_next)):
+        sessions.search(rows, _decoding(beams, STEPS))
+    steps = events["operation"]["a CUDA graph"] - 1 if as_graphs else decode_next.call_count
     totals = (events[kind].total() / steps for kind in ("operation", "copy", "wait"))
     return Counts(*totals, events["wait"])
+
+
+@functools.cache
+def _sessions(beams: int) -> tuple[Sessions, list[list[int]]]:
+    """New sessions of a model whose weights are packed, and source ids."""
+    torch.manual_seed(1)
+    model = DecodingTransformer(
+        _model("base", **NARROW, **SHALLOW).eval(), torch.bfloat16, low_projection=True
+    )
+    rows = [[*range(10, 10 + length), model.config.eos_id] for length in (4, 9)]
+    Sessions([model]).search(rows, _decoding(beams, 1))
+    return Sessions([model]), rows
+
+
+def _decoding(beams: int, steps: int) -> DecodingConfig:
+    return DecodingConfig(beam_size=beams, max_length_ratio=0, max_length_offset=steps)
 
 
 def main() -> int:
@@ -152,8 +168,10 @@ def main() -> int:
         ("training, {}, {}, {:,} tokens".format(*step), 0, partial(count_training, *step))
         for step in TRAINING
     ]
-    for beams, limit in MAX_WAITS.items():
-        steps.append((f"decoding, 6+6 layers, bf16, beam {beams}", limit, partial(count_decoding, beams)))
+    steps.append(("training, bf16, as graphs", 0, partial(_count_small, "bf16", as_graphs=True)))
+    for beams, as_graphs in product((1, 5), (False, True)):
+        name = f"decoding, 1+1 layers, beam {beams}{', as graphs' if as_graphs else ''}"
+        steps.append((name, MAX_WAITS, partial(count_decoding, beams, as_graphs)))
     print(f"{'one step of':36}{'operations':>12}{'copies':>8}{'waits':>8}")
     problems = [problem for step in steps if (problem := _print_row(*step))]
     for problem in problems:

@@ -2,74 +2,23 @@
 //
 // The memory of a tensor on `cuda:0` is memory of the host. An operation on it runs the kernel for CPUs on an alias
 // of the tensor that claims to be on the CPU. Dispatch, device checks, autocast, autograd and pinned memory are
-// PyTorch's own. Python is told about each operation, copy and wait of the host.
+// PyTorch's own. Python is told about each operation, copy and wait of the host. `graphs.h` simulates CUDA graphs.
 #include <ATen/ATen.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
-#include <atomic>
-#include <mutex>
+#include "memory.h"
+
 #include <string>
 #include <unordered_set>
 
 namespace {
 
-using at::Tensor;
-const c10::Device gpu(c10::kCUDA, 0);
 const c10::Stream stream(c10::Stream::DEFAULT, gpu);
-
-// ------------------------------------------------------------------------------------------------- reports
-
-// Called with "operation", "copy" or "wait", and a name. The operation fails if the result is not 0.
-using Report = int (*)(const char* kind, const char* name);
-std::atomic<Report> reporter{nullptr};
-
-void report(const char* kind, const std::string& name) {
-  const Report call = reporter;
-  TORCH_CHECK(!call || !call(kind, name.c_str()), "called a synchronizing CUDA operation: ", name);
-}
-
-// ------------------------------------------------------------------------------------------- pinned memory
-
-std::mutex pinned_lock;
-std::unordered_set<const void*> pinned; // the beginnings of the storages
-
-bool is_pinned(const void* storage) {
-  std::lock_guard<std::mutex> guard(pinned_lock);
-  return pinned.count(storage) > 0;
-}
-
-void free_pinned(void* storage) {
-  {
-    std::lock_guard<std::mutex> guard(pinned_lock);
-    pinned.erase(storage);
-  }
-  c10::free_cpu(storage);
-}
-
-struct PinnedAllocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t bytes) override {
-    void* storage = c10::alloc_cpu(bytes);
-    if (storage) {
-      std::lock_guard<std::mutex> guard(pinned_lock);
-      pinned.insert(storage);
-    }
-    return {storage, storage, &free_pinned, c10::kCPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &free_pinned;
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-};
-PinnedAllocator pinned_allocator;
 
 // -------------------------------------------------------------------------------------------------- device
 
@@ -99,44 +48,6 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
 };
 
-// ------------------------------------------------------------------------------------------------- aliases
-
-// A tensor with the same memory on another device, or the tensor itself if it is there.
-Tensor alias(const Tensor& tensor, c10::Device device) {
-  if (!tensor.defined() || tensor.device() == device) return tensor;
-  const c10::Storage kept = tensor.storage();
-  return at::for_blob(tensor.numel() ? tensor.mutable_data_ptr() : nullptr, tensor.sizes())
-      .strides(tensor.strides())
-      .deleter([kept](void*) {})
-      .options(at::TensorOptions().dtype(tensor.dtype()).device(device))
-      .target_device(device)
-      .resizeable_storage()
-      .allocator(c10::GetCPUAllocator())
-      .make_tensor();
-}
-
-Tensor on_cpu(const Tensor& tensor) {
-  return alias(tensor, c10::kCPU);
-}
-
-Tensor on_gpu(const Tensor& tensor) {
-  return alias(tensor, gpu);
-}
-
-// After an operation has resized the CPU alias of a GPU tensor, gives the GPU tensor the same sizes and memory.
-void follow_resize(const Tensor& tensor, const Tensor& resized) {
-  const bool is_new = resized.numel() && (!tensor.numel() || resized.data_ptr() != tensor.data_ptr());
-  if (is_new) {
-    auto* storage = tensor.storage().unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(c10::DataPtr(
-        resized.mutable_data_ptr(), new Tensor(resized), [](void* kept) { delete static_cast<Tensor*>(kept); }, gpu));
-    storage->set_nbytes(resized.storage().nbytes());
-  }
-  if (is_new || resized.sizes() != tensor.sizes() || resized.strides() != tensor.strides())
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
-        resized.sizes(), resized.strides(), is_new ? 0 : tensor.storage_offset());
-}
-
 // ---------------------------------------------------------------------------------------------- operations
 
 using Names = std::unordered_set<std::string>;
@@ -157,43 +68,42 @@ bool is_view(const c10::FunctionSchema& schema) {
   return aliasing && !aliasing->isWrite();
 }
 
-// The tensors of one operation: those on the GPU, and their aliases.
-struct Arguments {
-  std::vector<std::pair<Tensor, Tensor>> pairs;
-  bool any_on_cpu = false;
-
-  Tensor to_cpu(const Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) {
-      any_on_cpu |= tensor.defined() && tensor.dim() > 0; // single numbers may be on the CPU
-      return tensor;
-    }
-    for (const auto& [ours, on_host] : pairs)
-      if (ours.is_same(tensor)) return on_host;
-    return pairs.emplace_back(tensor, on_cpu(tensor)).second;
+// Runs the kernel for CPUs with tensors on the CPU.
+void execute(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  const std::string& name = operation.schema().name();
+  auto* first = &(*stack)[stack->size() - operation.schema().arguments().size()];
+  if ((name == "aten::_softmax" || name == "aten::_log_softmax") && first[2].toBool()) {
+    first[0] = first[0].toTensor().to(at::kFloat); // only the kernel for GPUs includes this conversion
+    first[2] = false;
   }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  operation.callBoxed(stack);
+}
 
-  Tensor to_gpu(const Tensor& tensor) {
-    for (const auto& [ours, on_host] : pairs)
-      if (on_host.is_same(tensor)) return ours;
-    return on_gpu(tensor);
-  }
-};
-
-// Replaces the tensors in a value.
-template <class Function>
-void change_tensors(c10::IValue& value, Function change) {
-  if (value.isTensor()) {
-    value = change(value.toTensor());
-  } else if (value.isTensorList()) {
-    c10::List<Tensor> changed;
-    for (const Tensor& tensor : value.toTensorVector()) changed.push_back(change(tensor));
-    value = changed;
-  } else if (value.isOptionalTensorList()) {
-    c10::List<std::optional<Tensor>> changed;
-    for (const std::optional<Tensor> tensor : value.toOptionalTensorList())
-      changed.push_back(tensor ? std::optional<Tensor>(change(*tensor)) : tensor);
-    value = changed;
-  }
+// Adds an operation to a graph, after it was executed once: with `inputs`, and with tensors of the results' memory.
+void capture(simulation::Graph* graph, const c10::OperatorHandle& operation, torch::jit::Stack inputs,
+    const Arguments& arguments, const torch::jit::Stack& stack) {
+  for (auto& value : inputs)
+    change_tensors(value, [&](const Tensor& tensor) {
+      if (const Tensor* ours = arguments.of_alias(tensor)) return of_memory(*ours);
+      return tensor.defined() ? tensor.clone() : tensor; // a number on the CPU, of which kernels get the value
+    });
+  torch::jit::Stack results(stack.end() - operation.schema().returns().size(), stack.end());
+  for (auto& value : results) change_tensors(value, of_memory);
+  graph->add([operation, inputs, results] {
+    torch::jit::Stack replayed = inputs;
+    execute(operation, &replayed);
+    std::vector<Tensor> sources;
+    for (auto& value : replayed)
+      change_tensors(value, [&](const Tensor& tensor) { return sources.emplace_back(tensor); });
+    size_t next = 0;
+    for (auto value : results)
+      change_tensors(value, [&](const Tensor& target) {
+        const Tensor& source = sources[next++];
+        if (target.defined() && target.data_ptr() != source.data_ptr()) target.copy_(source);
+        return target;
+      });
+  });
 }
 
 // Runs any operation on the CPU.
@@ -213,26 +123,39 @@ void run_on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) 
     report("wait", name + " with indices on the CPU");
   }
   if (waiting.count(name)) report("wait", name);
-  if (!is_view(schema) && !without_kernel.count(name)) report("operation", name);
-  if ((name == "aten::_softmax" || name == "aten::_log_softmax") && (*stack)[first + 2].toBool()) {
-    (*stack)[first] = (*stack)[first].toTensor().to(at::kFloat); // only the kernel for GPUs includes this conversion
-    (*stack)[first + 2] = false;
+  const bool has_kernel = !is_view(schema) && !without_kernel.count(name);
+  if (has_kernel) report("operation", name);
+  auto* graph = has_kernel ? capturing() : nullptr;
+  torch::jit::Stack inputs;
+  if (graph) {
+    inputs.assign(stack->begin() + first, stack->end());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto* aliasing = schema.arguments()[i].alias_info();
+      const bool written = aliasing && aliasing->isWrite();
+      change_tensors(inputs[i], [&](const Tensor& tensor) {
+        if (const Tensor* ours = arguments.of_alias(tensor)) graph->use(*ours, written);
+        return tensor;
+      });
+    }
   }
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  operation.callBoxed(stack);
+  execute(operation, stack);
   for (const auto& [ours, on_host] : arguments.pairs) follow_resize(ours, on_host);
-  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i)
-    change_tensors((*stack)[i], [&](const Tensor& tensor) { return arguments.to_gpu(tensor); });
+  for (size_t i = first; i < stack->size(); ++i)
+    change_tensors((*stack)[i], [&](const Tensor& tensor) {
+      if (const Tensor* ours = arguments.of_alias(tensor)) return *ours;
+      return graph ? owned(on_gpu(tensor)) : on_gpu(tensor);
+    });
+  if (graph) capture(graph, operation, std::move(inputs), arguments, *stack);
 }
 
 Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  return on_gpu(at::empty(size, at::TensorOptions().dtype(dtype).device(c10::kCPU), format));
+  return owned(on_gpu(at::empty(size, at::TensorOptions().dtype(dtype).device(c10::kCPU), format)));
 }
 
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
     std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
-  return on_gpu(at::empty_strided(size, stride, at::TensorOptions().dtype(dtype).device(c10::kCPU)));
+  return owned(on_gpu(at::empty_strided(size, stride, at::TensorOptions().dtype(dtype).device(c10::kCPU))));
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
@@ -244,8 +167,26 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     if (!non_blocking || !is_pinned(of_host.storage().data()))
       report("wait", self.is_cuda() ? "a copy to the device" : "a copy to the host");
   }
+  auto* graph = capturing();
+  if (graph) {
+    graph->use(source, false);
+    graph->use(self, true);
+    graph->add([to = of_memory(self), from = of_memory(source)] { to.copy_(from); });
+  }
   on_cpu(self).copy_(on_cpu(source));
   return self;
+}
+
+// A kernel of Python is about to run, or to be captured under this number. It may write to any of its tensors.
+using Launch = int (*)(int64_t number);
+Launch launcher = nullptr;
+
+void launch(at::TensorList tensors, int64_t number) {
+  report("operation", "a Triton kernel");
+  auto* graph = capturing();
+  if (!graph) return;
+  for (const Tensor& tensor : tensors) graph->use(tensor, true);
+  graph->add([number] { TORCH_CHECK(!launcher(number), "a Triton kernel has failed"); });
 }
 
 at::Scalar local_scalar(const Tensor& self) {
@@ -299,9 +240,55 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
+TORCH_LIBRARY(simulate_cuda, m) {
+  m.def("launch(Tensor[] tensors, int number) -> ()");
+  m.impl("launch", c10::DispatchKey::CUDA, &launch);
+  m.impl("launch", c10::DispatchKey::Meta, [](at::TensorList, int64_t) {});
+}
+
 // --------------------------------------------------------------------------------------- for Python's ctypes
 
+using simulation::Graph;
+
 extern "C" {
+void set_launcher(Launch function) {
+  launcher = function;
+}
+Graph* begin_capture() {
+  return simulation::current = new Graph;
+}
+// Returns whether the capture has failed.
+int end_capture(Graph* graph) {
+  simulation::current = nullptr;
+  graph->end_capture();
+  return graph->failed;
+}
+int is_capturing() {
+  return capturing() != nullptr;
+}
+// Reports a wait. Returns whether it was not permitted in a capture.
+int wait_in_capture() {
+  auto* graph = capturing();
+  if (graph) graph->failed = true;
+  return graph != nullptr;
+}
+// Returns what is wrong, or nothing. The text is valid until the next call.
+const char* replay(Graph* graph) {
+  static std::string error;
+  c10::impl::ExcludeDispatchKeyGuard without_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  try {
+    report("operation", "a CUDA graph");
+    graph->replay();
+    return nullptr;
+  } catch (const c10::Error& failure) {
+    error = failure.what_without_backtrace();
+    return error.c_str();
+  }
+}
+void free_graph(Graph* graph) {
+  delete graph;
+}
 void set_reporter(Report function) {
   reporter = function;
 }

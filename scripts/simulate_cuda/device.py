@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import os
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -15,10 +16,14 @@ from simulate_cuda import build
 
 library = build.load()
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are declared
+
 import torch  # noqa: E402
 
+from simulate_cuda import graphs, triton_kernels  # noqa: E402
+
 ROOT = Path(__file__).parents[2]
-NOT_SHOWN = (str(Path(torch.__file__).parent), __file__, "<")  # beginnings of file names
+NOT_SHOWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")  # beginnings of file names
 WARN, ERROR = 1, 2  # modes of torch.cuda.set_sync_debug_mode
 
 # What happened, by kind: the names of "operation" and "copy", and the place and the name of each "wait"
@@ -78,23 +83,15 @@ def _set_mode(mode: int) -> None:
     _listen()
 
 
+def wait(name: str) -> None:
+    """Report a wait of the host. Raises RuntimeError where it is not permitted."""
+    if library.wait_in_capture():
+        raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+    if _report(b"wait", name.encode()):
+        raise RuntimeError(f"called a synchronizing CUDA operation: {name}")
+
+
 # ----------------------------------------------------------------------------------------------- stand-ins
-class Event:
-    """An event on a device whose operations complete at once."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def record(self, *_: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        _report(b"wait", b"an event is awaited")
-
-    def query(self) -> bool:
-        return True
-
-
 def _returning(result: Any) -> Callable[..., Any]:
     """A new function that returns a constant: TorchDynamo has rules for individual function objects."""
     return lambda *_, **__: result
@@ -135,13 +132,14 @@ def install() -> None:
     torch._C._cuda_get_sync_debug_mode = lambda: _State.mode
     cuda._initialized = True
     cuda._get_device_properties = _returning(properties)
+    cuda._exchange_device = cuda._maybe_exchange_device = _returning(0)
     cuda.default_generators = (torch.default_generator,)  # of the kernels that compute
-    cuda.Event = Event
-    cuda.current_stream = _returning(SimpleNamespace(device=torch.device("cuda:0")))
-    cuda.synchronize = lambda *_: _report(b"wait", b"torch.cuda.synchronize") and None
+    cuda.synchronize = lambda *_: wait("torch.cuda.synchronize")
     cuda.mem_get_info = _returning((memory, memory))
     torch.Tensor.__deepcopy__ = _deepcopy_without_storage
     torch.compile = functools.partial(torch.compile, backend="aot_eager")  # Inductor would need a GPU
 
 
 install()
+graphs.install(library, wait)
+triton_kernels.install()

@@ -46,7 +46,7 @@ called a synchronizing CUDA operation: a copy to the device
 None
 [2, 3] [4.0, 3.0, 2.0, 1.0]
 """
-# A training step that waits, and a mask on the wrong device.
+# A training step that waits, and encoder output on the wrong device.
 FAULTS = """
 import sys
 from simulate_cuda import counts
@@ -55,15 +55,16 @@ from mtrain.training.step.learner import Learner
 
 {}
 counts.TRAINING = counts.TRAINING[:1]
+counts.count_decoding = lambda *_: counts.Counts(0, 0, 0, counts.Counter())
 sys.exit(counts.main())
 """
 READS_A_VALUE = """
 step = Learner.step
 Learner.step = lambda *arguments: print(end=f"{step(*arguments).values[0].item():.0}"[:0])
 """
-MASK_ON_HOST = """
-decode = Transformer.decode
-Transformer.decode = lambda self, tokens, memory, keep, *more: decode(self, tokens, memory, keep.cpu(), *more)
+MEMORY_ON_HOST = """
+decode = Transformer.decode_tokens
+Transformer.decode_tokens = lambda self, x, of, memory, *more: decode(self, x, of, memory.cpu(), *more)
 """
 
 
@@ -114,7 +115,7 @@ def test_a_script_runs_on_the_device(tmp_path):
     "fault, problems",
     [
         (READS_A_VALUE, r"training, .*: DataDependentOutputException: "),
-        (MASK_ON_HOST, r"training, .*cuda:0.*cpu"),
+        (MEMORY_ON_HOST, r"training, .*: RuntimeError: "),
     ],
 )
 def test_faults_are_problems(tmp_path, fault, problems):
@@ -122,7 +123,7 @@ def test_faults_are_problems(tmp_path, fault, problems):
     file.write_text(FAULTS.format(fault))
     done = simulate("run", str(file))
     assert done.returncode == 1, done.stderr
-    assert len(re.findall(f"^problem: {problems}", done.stdout, re.MULTILINE)) == 1, done.stdout
+    assert re.search(f"^problem: {problems}", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.slow
@@ -134,6 +135,6 @@ def test_the_complete_check_passes():
     translations = ["demo", "translate, greedy", "translate, beam 5", "score"]
     assert sorted(ended) == sorted(["tests", "tests, compiled", *translations, "resume", "counts"])
     assert (
-        len(re.findall(r"^training, (?:base|big), \S+ \S+ tokens .* 4 +0$", done.stdout, re.MULTILINE)) == 8
+        len(re.findall(r"^training, (?:base|big), \S+ \S+ tokens .* 1 +0$", done.stdout, re.MULTILINE)) == 8
     )
-    assert len(re.findall(r"^decoding, .* beam [15] .*\d$", done.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^decoding, 1.1 layers, beam [15].* 0\.2\d$", done.stdout, re.MULTILINE)) == 4
