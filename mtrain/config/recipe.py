@@ -1,6 +1,6 @@
 """The recipe that `model.preset: auto` chooses: formulas of the corpus and the budget.
 
-The comments name what each formula is based on; docs/recipes.md and docs/multi30k.md record our experiments.
+The comments name what each formula is based on; docs/experiments records the runs.
 """
 
 import math
@@ -12,7 +12,8 @@ from mtrain.config.sections.presets import SIZES
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
-TOKENS_PER_PARAMETER = 10  # embeddings excluded; see docs/recipes.md, and Hoffmann et al. 2022, section 3: 20
+# Embeddings excluded; see docs/experiments/automatic-recipe.md, and Hoffmann et al. 2022, section 3: 20.
+TOKENS_PER_PARAMETER = 10
 VALIDATION_SHARE = 0.05  # of the training time
 VALIDATION_COST = 2  # time to decode a token by greedy search, and to score it, relative to training on it
 BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
@@ -178,7 +179,7 @@ def choose_batch(tokens: float) -> int:
     """`training.batch_tokens` of a run on `tokens` target tokens in all: a power of two near 0.4 of their
     square root.
 
-    Tatoeba, 10 million tokens: 1,024; docs/recipes.md has the runs. Multi30k, 10 million: 2,048 is 1.0 BLEU
+    Tatoeba, 10 million tokens: 1,024; docs/experiments has the runs. Multi30k, 10 million: 2,048 is 1.0 BLEU
     better than 4,096. WMT14, 2.5 billion: 25,000 in Vaswani et al. (2017).
     """
     return _power_of_two(0.4 * math.sqrt(tokens))

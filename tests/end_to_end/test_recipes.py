@@ -1,4 +1,4 @@
-"""The commands of docs/recipes.md fit together, and scripts/multi30k.sh can be interrupted."""
+"""The commands of the how-to guides fit together, and scripts/multi30k.sh can be interrupted."""
 
 import os
 import re
@@ -13,18 +13,17 @@ from mtrain.config.sections.corpora import ToyCorpus
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
 from mtrain.tokenizer.tokenizer import Tokenizer
-from tests.support.documentation import FEW_STEPS, blocks, prepare, run
+from tests.support.documentation import CONNECTED_GUIDES, FEW_STEPS, blocks, prepare, run
 from tests.support.paths import ROOT
 
 
 @pytest.mark.slow
-def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
+def test_commands_of_the_guides_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(FEW_STEPS, "decoding.beam_size", 1)
     prepare(tmp_path)
-    runnable = [
-        block for block in blocks(ROOT / "docs" / "recipes.md") if block.language == "bash" and not block.mark
-    ]
+    found = [block for page in CONNECTED_GUIDES for block in blocks(page)]
+    runnable = [block for block in found if block.language == "bash" and not block.mark]
     lines = [command for block in runnable for command in block.commands]
     assert len(lines) == 30 and sum("configs/" in line for line in lines) == 16
     for line in lines:
