@@ -25,12 +25,13 @@ def test_commands_of_the_guides_fit_together(tmp_path, monkeypatch, capsys):
     found = [block for page in CONNECTED_GUIDES for block in blocks(page)]
     runnable = [block for block in found if block.language == "bash" and not block.mark]
     lines = [command for block in runnable for command in block.commands]
-    assert len(lines) == 30 and sum("configs/" in line for line in lines) == 16
+    fits = [line for line in lines if line.startswith("mtrain fit")]
+    assert fits
     for line in lines:
         run(line)
     assert "BLEU" in capsys.readouterr().out
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
-    assert len(runs) == 16 and all((run / "model/model.safetensors").exists() for run in runs.values())
+    assert len(runs) == len(fits) and all((run / "model/model.safetensors").exists() for run in runs.values())
     assert (tmp_path / "data/multi30k/val.out").read_text().count("\n") == 8
     student = load_config(ROOT / "configs/multi30k/en-de-student.yaml").model
     assert (student.encoder_layers, student.decoder_layers) == (6, 1)
