@@ -32,16 +32,15 @@ def chart(data: dict[str, Any]) -> str:
     spec = data["chart"]
     table = data["tables"][spec["table"]]
     label = table["columns"].index(spec["label"])
-    rows = [row for row in table["rows"] if row[label] not in spec["leave_out"]]
+    rows = {row[label]: row for row in table["rows"]}
     parts, top = [text(MARGIN, 38, spec["title"], "title")], 52
     for column, caption in spec["panels"].items():
-        values = [row[table["columns"].index(column)] for row in rows]
-        scale = (WIDTH - 2 * MARGIN - LABELS - VALUES) / max(values)
+        values = {spec["rows"][name]: rows[name][table["columns"].index(column)] for name in spec["rows"]}
+        scale = (WIDTH - 2 * MARGIN - LABELS - VALUES) / max(values.values())
         top += 24
         parts.append(text(MARGIN, top, caption, "panel"))
         top += 10
-        for row, value in zip(rows, values, strict=True):
-            name = row[label].replace("`", "")
+        for name, value in values.items():
             kind = "highlight" if name.startswith(spec["highlight"]) else "bar"
             parts.append(text(MARGIN, top + 16, name))
             size = f'width="{value * scale:.1f}" height="{BAR}" rx="3"'

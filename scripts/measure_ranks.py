@@ -120,15 +120,14 @@ def measure_ranks(config: Path, options: argparse.Namespace, ranks: Ranks) -> li
         ranks.barrier()  # the slower rank counts
         return (time.perf_counter() - start) / len(steps)
 
-    rounds = []
-    for _ in range(options.rounds + 1):
-        rounds.append(
-            [
-                timed(lambda: ranks.is_first and seconds_of(plain, steps, alone=True)),
-                timed(lambda: seconds_of(plain, steps, alone=True)),
-                timed(lambda: seconds_of(trainer.learner, steps, alone=False)),
-            ]
-        )
+    rounds = [
+        [
+            timed(lambda: ranks.is_first and seconds_of(plain, steps, alone=True)),
+            timed(lambda: seconds_of(plain, steps, alone=True)),
+            timed(lambda: seconds_of(trainer.learner, steps, alone=False)),
+        ]
+        for _ in range(options.rounds + 1)
+    ]
     start = time.perf_counter()
     for _ in range(EXCHANGES):
         ranks.all_reduce_max(0.0, 1.0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train and score the best models for Multi30k (docs/recipes.md), using no other data. Run it in the root of this
+# Train and score the best models for Multi30k (docs/how-to/rerank-and-mbr.md), using no other data. Run it in the root of this
 # repository, with `mtrain` on the PATH (. .venv/bin/activate) and the captions in English, German and French in
 # data/multi30k:
 #   bash scripts/multi30k.sh de    # three seeds: runs/multi30k-en-de-mean, and the same with -2 and -3

@@ -1,6 +1,6 @@
 """The recipe that `model.preset: auto` chooses: formulas of the corpus and the budget.
 
-The comments name what each formula is based on; docs/recipes.md and docs/multi30k.md record our experiments.
+The comments name what each formula is based on; docs/experiments records the runs.
 """
 
 import math
@@ -12,7 +12,8 @@ from mtrain.config.sections.presets import SIZES
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
-TOKENS_PER_PARAMETER = 10  # embeddings excluded; see docs/recipes.md, and Hoffmann et al. 2022, section 3: 20
+# Embeddings excluded; see docs/experiments/automatic-recipe.md, and Hoffmann et al. 2022, section 3: 20.
+TOKENS_PER_PARAMETER = 10
 BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
 VALIDATIONS = (3, 20)  # minimum and maximum number
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
@@ -42,13 +43,11 @@ class Device(NamedTuple):
     batch_rules: tuple[tuple[float, float], ...]  # see `choose_batch`
     largest_batch: int
     validation_share: float  # of the training time
-    validation_cost: (
-        float  # time to decode a token by greedy search, and score it, relative to training on it
-    )
+    validation_cost: float  # time to decode a token by greedy search and score it, relative to training on it
     validation_seconds: float  # of each validation besides: to prepare it, for metrics, and to publish
 
 
-# Tatoeba, 10 million tokens: 1,024; docs/recipes.md has the runs. Multi30k, 10 million: 2,048 is 1.0 BLEU
+# Tatoeba, 10 million tokens: 1,024; docs/experiments has the runs. Multi30k, 10 million: 2,048 is 1.0 BLEU
 # better than 4,096. WMT14, 2.5 billion: 25,000 in Vaswani et al. (2017).
 CPU = Device(((0.4, 1 / 2),), 32_768, validation_share=0.05, validation_cost=2, validation_seconds=0)
 # Up to 100 million tokens (4,096) the same batches, then larger ones, which a GPU computes faster: an H200

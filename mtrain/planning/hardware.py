@@ -1,8 +1,8 @@
 """The hardware that `mtrain plan` knows, and what it assumes about it.
 
 Peaks and sizes are those of the manufacturer. Which shares of the peaks training reaches is assumed;
-docs/scaling-measurements.md compares predictions with a few steps on one H200. `--hardware measured` times
-real steps instead.
+docs/experiments/large-corpora.md compares predictions with a few steps on one H200. `--hardware measured`
+times real steps instead.
 """
 
 from typing import NamedTuple
@@ -18,8 +18,8 @@ BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed
 # From Python, of an operation on a GPU: 22 to 47e-6 in steps of base, small and tiny on an H200.
 LAUNCH_SECONDS = 30e-6
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed
-# Of a process on a CPU, as measured (docs/scaling.md): the size of its heap relative to the tensors in it,
-# since memory that is freed leaves gaps; and what libraries and decoding in validation take.
+# Of a process on a CPU, as measured (docs/experiments/large-corpora.md): the size of its heap relative to its
+# tensors, since memory that is freed leaves gaps; and what libraries and decoding in validation take.
 HEAP, LIBRARIES = 1.4, 600 * 2**20
 CPU_MEMORY_SHARE = 0.5  # that tensors may take; assumed
 MEASURED = "measured"

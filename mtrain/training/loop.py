@@ -235,7 +235,8 @@ def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
     sizes = f"{parameters / 1e6:.2f} million parameters ({frozen / 1e6:.2f} frozen)"
     log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
     if not architecture.is_classifier:
-        log.info("exports: %s", describe_exports(architecture))
+        level = logging.INFO if trainer.config.export.require else logging.DEBUG
+        log.log(level, "exports: %s", describe_exports(architecture))
     steps = f"{window.steps_in_epoch} steps"
     if windows > 1:
         steps = f"about {steps} in {windows} windows"

@@ -100,9 +100,13 @@ def profile_text(profile: dict[str, Any]) -> str:
     def share(part: dict[str, Any]) -> tuple[str, str]:
         return f"{part['ms_per_step']:,.2f}", f"{100 * part['ms_per_step'] / total:.1f} %"
 
-    operations = [("operation", "ms/step", "share", "calls/step")]
-    for part in profile["operations"]:
-        operations.append((part["operation"][:60], *share(part), f"{part['calls_per_step']:,.0f}"))
+    operations = [
+        ("operation", "ms/step", "share", "calls/step"),
+        *(
+            (part["operation"][:60], *share(part), f"{part['calls_per_step']:,.0f}")
+            for part in profile["operations"]
+        ),
+    ]
     kinds = [("kind", "ms/step", "share"), *((part["kind"], *share(part)) for part in profile["kinds"])]
     launches = profile["launches_per_step"]
     head = (

@@ -121,11 +121,10 @@ def _contestants(options: argparse.Namespace, precision: str, python: str) -> li
         contestants.append(Contestant("mtrain", precision, "benchmark.mtrain_training", malloc=malloc))
         for peer in options.against:
             module = f"benchmark.peers.{PEERS[peer]}"
-            for peer_precision in options.peer_precision:
-                contestants.append(Contestant(peer, peer_precision, module, python, malloc))
-    for each in sorted({contestant.precision for contestant in contestants}):
-        contestants.append(Contestant(BOUND, each, "benchmark.matrix_products"))
-    return contestants
+            precisions = options.peer_precision
+            contestants += [Contestant(peer, each, module, python, malloc) for each in precisions]
+    measured = sorted({contestant.precision for contestant in contestants})
+    return contestants + [Contestant(BOUND, each, "benchmark.matrix_products") for each in measured]
 
 
 def _evaluate(results: dict[Contestant, list[dict[str, Any]]], job: TrainingJob) -> dict[str, Any]:

@@ -60,9 +60,11 @@ def _contestants(options: argparse.Namespace, python: str) -> list[Contestant]:
     for peer in options.against:
         module = f"benchmark.peers.{PEERS[peer]}"
         if peer == "ctranslate2":  # its users choose between two ways to use the cores
-            for precision in dict.fromkeys([*options.peer_precision, "int8"]):
-                for workers in dict.fromkeys([1, torch.get_num_threads()]):
-                    found.append(Contestant(peer, precision, module, python, workers=workers))
+            found += [
+                Contestant(peer, precision, module, python, workers=workers)
+                for precision in dict.fromkeys([*options.peer_precision, "int8"])
+                for workers in dict.fromkeys([1, torch.get_num_threads()])
+            ]
         else:
             found += [Contestant(peer, each, module, python) for each in options.peer_precision]
     return found

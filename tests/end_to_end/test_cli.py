@@ -291,7 +291,7 @@ def test_no_color_is_honored(run_dir, monkeypatch):
     job = ["evaluate", run_dir, "--metrics", "bleu", "--device", "cpu"]
     code, *_ = run_forked(*job, stdout=stderr, stderr=stderr)
     os.close(stderr)
-    with pytest.raises(OSError), open(terminal_end, "rb", buffering=0) as stream:  # noqa: PTH123
+    with pytest.raises(OSError, match="Input/output error"), open(terminal_end, "rb", buffering=0) as stream:  # noqa: PTH123
         shown = b""
         while True:
             shown += stream.read(4096)

@@ -1,4 +1,4 @@
-"""The commands of docs/recipes.md fit together, and scripts/multi30k.sh can be interrupted."""
+"""The commands of the how-to guides fit together, and scripts/multi30k.sh can be interrupted."""
 
 import os
 import re
@@ -13,25 +13,25 @@ from mtrain.config.sections.corpora import ToyCorpus
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.shards import Shard
 from mtrain.tokenizer.tokenizer import Tokenizer
-from tests.support.documentation import FEW_STEPS, blocks, prepare, run
+from tests.support.documentation import CONNECTED_GUIDES, FEW_STEPS, blocks, prepare, run
 from tests.support.paths import ROOT
 
 
 @pytest.mark.slow
-def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
+def test_commands_of_the_guides_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(FEW_STEPS, "decoding.beam_size", 1)
     prepare(tmp_path)
-    runnable = [
-        block for block in blocks(ROOT / "docs" / "recipes.md") if block.language == "bash" and not block.mark
-    ]
+    found = [block for page in CONNECTED_GUIDES for block in blocks(page)]
+    runnable = [block for block in found if block.language == "bash" and not block.mark]
     lines = [command for block in runnable for command in block.commands]
-    assert len(lines) == 30 and sum("configs/" in line for line in lines) == 16
+    fits = [line for line in lines if line.startswith("mtrain fit")]
+    assert fits
     for line in lines:
         run(line)
     assert "BLEU" in capsys.readouterr().out
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
-    assert len(runs) == 16 and all((run / "model/model.safetensors").exists() for run in runs.values())
+    assert len(runs) == len(fits) and all((run / "model/model.safetensors").exists() for run in runs.values())
     assert (tmp_path / "data/multi30k/val.out").read_text().count("\n") == 8
     student = load_config(ROOT / "configs/multi30k/en-de-student.yaml").model
     assert (student.encoder_layers, student.decoder_layers) == (6, 1)

@@ -19,7 +19,20 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+# Guides whose commands need the models of the guides before them.
+CONNECTED_GUIDES = [
+    ROOT / "docs" / "how-to" / f"{name}.md"
+    for name in (
+        "clean-a-corpus",
+        "mix-corpora",
+        "robust-models",
+        "fine-tune",
+        "back-translation",
+        "distillation",
+        "rerank-and-mbr",
+    )
 ]
 FEW_STEPS = {
     "training.max_steps": 2,

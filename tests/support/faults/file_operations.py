@@ -73,7 +73,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             return
     elif (folder := arguments[EVENTS[event]]) >= 0:
         path = Path(f"/proc/self/fd/{folder}").readlink() / path
-    for handler in list(_handlers):
+    for handler in tuple(_handlers):  # a handler may remove itself
         handler(Operation(event, path))
 
 

@@ -134,8 +134,8 @@ def test_a_shared_folder_has_the_same_tags(tmp_path, tokenizer):
     folder = tmp_path / "shared"
     data = both_ways(tmp_path, folder=str(folder))
     prepare_data(data, tokenizer, folder, seed=1, run_dir=tmp_path)
+    changed = both_ways(tmp_path, folder=str(folder), language_tags="target")
     with pytest.raises(UsageError, match=r"prepared with other data\.language_tags or languages"):
-        changed = both_ways(tmp_path, folder=str(folder), language_tags="target")
         prepare_data(changed, tokenizer, folder, seed=1, run_dir=tmp_path)
 
 

@@ -384,8 +384,8 @@ def test_settings_that_generate_does_not_support_are_logged(tokenizers, tmp_path
 # -------------------------------------------------------------------------------------------------- preflight
 
 
-def test_fit_logs_which_exports_are_possible(mtrain, config_file):
-    code, _, err = mtrain("fit", config_file, "--set", "training.max_steps=1")
+def test_fit_logs_which_exports_are_possible_if_debug_messages_are_wanted(mtrain, config_file):
+    code, _, err = mtrain("fit", config_file, "--set", "training.max_steps=1", "--debug")
     assert code == 0 and "exports: marian: no (model.norm must be post), ctranslate2: yes" in err
 
 

@@ -9,8 +9,8 @@ from tests.support.paths import ROOT
 
 
 def test_the_documentation_states_the_numbers():
-    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    section = " ".join(page[page.index("## Predict a run") :].split())
+    page = (ROOT / "docs" / "explanation" / "performance.md").read_text(encoding="utf-8")
+    section = " ".join(page[page.index("computes its numbers") :].split())
     for gpu in GPUS.values():
         rates = f"{gpu.low_flops / 1e12:.0f} TFLOP/s | {gpu.fp32_flops / 1e12:g} TFLOP/s"
         memory = f"{gpu.memory / 1e9:.0f} GB | {gpu.bandwidth / 1e12:.3g} TB/s"

@@ -92,7 +92,7 @@ def test_without_a_compiler_that_works_it_is_skipped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, error",
+    ("arguments", "error"),
     [(["chekc"], "usage: "), (["run"], "usage: "), (["check", "test"], "unknown part test; ")],
 )
 def test_wrong_arguments_are_an_error(arguments, error):
@@ -112,7 +112,7 @@ def test_a_script_runs_on_the_device(tmp_path):
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
-    "fault, problems",
+    ("fault", "problems"),
     [
         (READS_A_VALUE, r"training, .*: DataDependentOutputException: "),
         (MEMORY_ON_HOST, r"training, .*: RuntimeError: "),

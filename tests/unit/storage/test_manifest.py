@@ -65,5 +65,5 @@ def test_json_files_of_unexpected_kinds_are_rejected(tmp_path):
         read_json(tmp_path)
     for contents in (" " * (MAX_JSON_BYTES + 1), "[" * 100_000, "{"):
         (tmp_path / "file").write_text(contents)
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"bytes|recursion|Expecting|nested"):
             read_json(tmp_path / "file")

@@ -120,8 +120,7 @@ def test_a_block_that_waits_starts_or_is_cancelled_at_once(end: Callable[[Thrott
 
     def work() -> None:
         try:
-            for block in throttle.spread(BLOCKS, 1):
-                started.append(block)
+            started.extend(throttle.spread(BLOCKS, 1))
         except CancelledError:
             started.append(-1)
 
