@@ -151,7 +151,7 @@ print(out.item())
 
 
 @pytest.mark.parametrize(
-    "freed, message",
+    ("freed", "message"),
     [
         ("pass", "None"),
         ("del x", "memory that it uses was freed"),

@@ -138,7 +138,7 @@ def test_the_result_does_not_depend_on_the_tile(device: torch.device) -> None:
 
 
 def test_longer_sentences_are_refused(device: torch.device) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="empty"):
         short_attention(
             torch.randn(129, 3 * HEADS * 16, device=device), None, HEADS, *[packed([129], device)] * 2
         )
