@@ -11,6 +11,8 @@ from hypothesis import settings
 from mtrain.device import keep_freed_memory
 from mtrain.kernels.reproducible import fix_workspaces
 
+if not torch.cuda.is_available():  # read when Triton is imported, which PyTorch does for some functions
+    os.environ["TRITON_INTERPRET"] = "1"
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = [
     "tests.support.cli",

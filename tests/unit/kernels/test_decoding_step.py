@@ -28,15 +28,12 @@ from mtrain.kernels.decoding_step import (
 from tests.support.paths import ROOT
 
 GPU = torch.cuda.is_available()
-with pytest.MonkeyPatch.context() as patch:
-    if not GPU:  # read when Triton and kernels are imported
-        patch.setenv("TRITON_INTERPRET", "1")
-    try:
-        import_module("mtrain.kernels.triton.decoding")
-        import_module("mtrain.kernels.triton.next_tokens")
-        IMPLEMENTATIONS = ["operators", "triton"]
-    except ModuleNotFoundError:  # there is no Triton for this platform
-        IMPLEMENTATIONS = ["operators"]
+try:
+    import_module("mtrain.kernels.triton.decoding")
+    import_module("mtrain.kernels.triton.next_tokens")
+    IMPLEMENTATIONS = ["operators", "triton"]
+except ModuleNotFoundError:  # there is no Triton for this platform
+    IMPLEMENTATIONS = ["operators"]
 
 
 class Place(NamedTuple):
@@ -60,8 +57,6 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pl
     if request.param == "operators":
         return Place("operators", torch.float64, torch.device("cpu"))
     monkeypatch.setattr("mtrain.kernels.decoding_step.triton_works", lambda device: True)
-    if not GPU:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
     return Place("triton", torch.float32, torch.device("cuda" if GPU else "cpu"))
 
 
