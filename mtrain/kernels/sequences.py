@@ -137,10 +137,10 @@ class Packed(NamedTuple):
 
     def pad(self, x: Tensor, slots: Tensor | None = None) -> Tensor:
         """x (P, E) in rows (N, longest, E), padded with zeros; `slots` may be given if they are known."""
-        rows = x.new_zeros(len(self.lengths) * self.longest, x.size(1))
-        return rows.index_copy(0, self.slots() if slots is None else slots, x).view(
-            -1, self.longest, x.size(1)
-        )
+        count, width = len(self.starts) - 1, x.size(1)
+        slots = self.slots() if slots is None else slots
+        rows = x.new_zeros(count * self.longest, width).index_copy(0, slots, x)
+        return rows.view(count, self.longest, width)
 
 
 Sequences = Padded | Packed

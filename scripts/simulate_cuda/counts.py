@@ -102,6 +102,7 @@ def count_training(preset: str, precision: str, tokens: int) -> Counts:
     batch = PackedBatch.of_size(tokens // LENGTH, LENGTH)
     with _without_data():
         learner = _learner(_model(preset), precision)
+        learner.draw_dropout_key = lambda: 0  # type: ignore[method-assign]  # fake tensors have no values
         for parameter in learner.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         learner.optimizer.step()  # allocates the moments, as the first training step does

@@ -25,7 +25,7 @@ from mtrain.decoding.search.search import search
 from mtrain.device import copy_to_host_async, resolve_device
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.incremental import DecodingTransformer
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import Dropout, Transformer
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train_step
@@ -201,6 +201,22 @@ def test_a_run_uses_graphs(make_config):
     for _ in range(2):
         learner.step([batch.pinned()], batch.target_tokens, 0.0)
     assert learner.uses_graphs and learner.captures == 1
+
+
+def test_dropout_depends_on_the_generator_of_the_cpu_only(parts):
+    config, model, data, tokenizer = parts
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.rate = 0.3
+    learner = Learner(model.float().to("cuda"), config.training.model_copy(update={"compile": "off"}))
+    (batch,) = batches_of([[0, 1, 2]], data, tokenizer)
+    state = torch.get_rng_state()
+    drawn = [float(learner.loss(learner.model, batch).loss) for _ in range(2)]
+    torch.set_rng_state(state)
+    learner.dry_run(batch)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [float(learner.loss(learner.model, batch).loss) for _ in range(2)] == drawn
+    assert drawn[0] != drawn[1]
 
 
 def test_batches_are_in_pinned_memory(make_config):

@@ -62,6 +62,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 grad_weight = _sum(grad_weight, product_fp32(logits.t(), x))
             if needed[2]:
                 grad_bias = _sum(grad_bias, logits.sum(0, dtype=torch.float32))
+            del logits  # before the next ones are allocated
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
         total = nll.sum()

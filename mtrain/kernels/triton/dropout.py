@@ -29,8 +29,8 @@ class _HashedDropout(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, key: Tensor, salt: Tensor, rate: float, relu: bool
     ) -> Tensor:
-        dtype = x.dtype if residual is None else residual.dtype
-        out = _launch(x, residual, key, salt, rate, relu, dtype)
+        out = torch.empty(x.shape, dtype=(x if residual is None else residual).dtype, device=x.device)
+        _launch(out, rate, relu, x, residual, key, salt)
         ctx.save_for_backward(*((out, None, None) if relu else (None, key, salt)))
         ctx.rate, ctx.dtype = rate, x.dtype
         return out
@@ -38,31 +38,20 @@ class _HashedDropout(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, key, salt = ctx.saved_tensors
-        grad_x = _launch(grad, out, key, salt, ctx.rate, False, ctx.dtype)
+        grad_x = torch.empty(grad.shape, dtype=ctx.dtype, device=grad.device)
+        _launch(grad_x, ctx.rate, False, grad, *ctx.saved_tensors)
         return grad_x, grad if ctx.needs_input_grad[1] else None, None, None, None, None
 
 
-def _launch(
-    x: Tensor,
-    other: Tensor | None,
-    key: Tensor | None,
-    salt: Tensor | None,
-    rate: float,
-    relu: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Run the kernel, and return its result in a type."""
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    tensors = x.contiguous(), None if other is None else other.contiguous(), out, key, salt
+def _launch(out: Tensor, rate: float, relu: bool, x: Tensor, *others: Tensor | None) -> None:
+    tensors = [None if tensor is None else tensor.contiguous() for tensor in (x, *others)]
     if grid := triton.cdiv(x.numel(), _BLOCK):
         numbers = threshold(rate), 1 / (1 - rate), x.numel()
-        dropout_kernel[(grid,)](*tensors, *numbers, RELU=relu, BLOCK=_BLOCK, num_warps=4)
-    return out
+        dropout_kernel[(grid,)](out, *tensors, *numbers, RELU=relu, BLOCK=_BLOCK, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["limit"])
-def dropout_kernel(x, other, out, key, salt, limit, scale, size, RELU: tl.constexpr, BLOCK: tl.constexpr):
+def dropout_kernel(out, x, other, key, salt, limit, scale, size, RELU: tl.constexpr, BLOCK: tl.constexpr):
     """Dropout of x, or of relu(x), plus `other` unless that is None. Without a key, x is the gradient of
     dropout(relu(..)) with the result `other`, and `out` the gradient of its argument."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -27,7 +27,7 @@ from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
 from mtrain.model.build import AnyModel
 from mtrain.training.step.ddp import ParallelLearner
 from mtrain.training.step.fixed_shapes import FixedShapes
-from mtrain.training.step.learner import Learner, StepMetrics, draw_dropout_key, worker_count
+from mtrain.training.step.learner import Learner, StepMetrics, worker_count
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class GraphLearner(Learner):
         whole = len(packed) == 1 and self.ranks.size == 1
         self._rate.fill_(rate)
         for batch in packed:
-            self._load(batch, tokens, draw_dropout_key())
+            self._load(batch, tokens, self.draw_dropout_key())
             self.updates += whole
             self._works[_Graph(batch.layout, whole, self.r_drop)]()
         if not whole:

@@ -220,7 +220,7 @@ class Learner:
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
         if self.dropout_key is not None:
-            self.dropout_key.fill_(draw_dropout_key())
+            self.dropout_key.fill_(self.draw_dropout_key())  # does not wait for the device
         return self.loss_on_device(model, batch.to(self.device))
 
     def loss_on_device(self, model: AnyModel, batch: AnyBatch) -> LossSums:
@@ -232,6 +232,10 @@ class Learner:
             assert isinstance(model, Transformer)
             hidden = model(*inputs.twice())  # two passes with different dropout
             return r_drop_loss(hidden, *model.projection(), labels, smoothing, self.r_drop)
+
+    def draw_dropout_key(self) -> int:
+        """An int32 number from the generator of the CPU, whose state checkpoints have."""
+        return int(torch.randint(-(2**31), 2**31, ()))
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""
@@ -266,12 +270,6 @@ def worker_count(device: torch.device, training: TrainingConfig) -> int:
     """The number of threads that share the micro-batches of a step."""
     # torch.compile is not thread-safe
     return 1 if should_compile(device, training.compile) else default_worker_count(device)
-
-
-def draw_dropout_key() -> int:
-    """A random number for `Learner.dropout_key`, from the generator of the CPU, whose state checkpoints have.
-    To fill the tensor with it does not make the host wait for the device."""
-    return int(torch.randint(-(2**31), 2**31, ()))
 
 
 def _gradients(model: AnyModel) -> list[Tensor]:

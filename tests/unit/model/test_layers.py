@@ -105,6 +105,16 @@ def test_dropout_of_a_model_draws_from_one_seeded_generator() -> None:
     assert torch.equal(model[1](x), first)
 
 
+def test_dropout_of_a_model_hashes_its_masks_from_one_key() -> None:
+    model, x = nn.ModuleList([Dropout(0.4), Dropout(0.4)]), torch.ones(64)
+    key = torch.tensor([5], dtype=torch.int32)
+    Dropout.use_key(model, key)
+    first, second = model[0](x), model[1](x)
+    assert torch.equal(model[0](x), first) and not torch.equal(first, second)
+    key.fill_(6)
+    assert not torch.equal(model[0](x), first) and not torch.equal(model[1](x), second)
+
+
 def test_activation_dropout_of_zero_disables_dropout_in_the_feed_forward_network() -> None:
     layer, x = (
         randomized(FeedForward(config(dropout=0.5, activation_dropout=0.0))),

@@ -22,11 +22,6 @@ def test_only_cuda_devices_use_kernels(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.records
 
 
-@pytest.mark.gpu
-def test_kernels_work_on_a_gpu() -> None:
-    assert triton_works(torch.device("cuda"))
-
-
 def test_the_reason_is_logged_once_if_triton_does_not_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
