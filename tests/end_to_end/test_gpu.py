@@ -170,8 +170,9 @@ def test_a_rank_that_uses_nccl_takes_the_same_steps():
     assert done.returncode == 0 and "DDP and FSDP are right" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("setting", ["auto", "off"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("precision", "setting"), [("fp32", "off"), ("bf16", "off"), ("fp16", "off"), ("bf16", "auto")]
+)
 def test_a_step_never_waits_for_the_device(parts, precision, setting):
     config, model, data, tokenizer = parts
     recipe = config.training.model_copy(update={"precision": precision, "clip_norm": 1.0, "compile": "off"})
@@ -203,8 +204,9 @@ def test_dropout_depends_on_the_generator_of_the_cpu_only(parts):
     assert drawn[0] != drawn[1]
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2), ("fp16", 5e-3)])
-@pytest.mark.parametrize("batch_tokens", [64, 200])
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "batch_tokens"), [("fp32", 1e-4, 200), ("bf16", 2e-2, 64)]
+)
 def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, batch_tokens):
     """With the same dropout, several micro-batches, and graphs for other shapes."""
     model = {"dropout": 0.2, "word_dropout": 0.1}
@@ -214,7 +216,7 @@ def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, ba
         training |= {"micro_batch_tokens": 64, "batch_tokens": batch_tokens}
         config = make_config(setting, model=model, training=training)
         trainer = make_trainer(config, device="cuda")
-        steps = [train_step(trainer, step).values.tolist() for step in islice(trainer.steps(), 8)]
+        steps = [train_step(trainer, step).values.tolist() for step in islice(trainer.steps(), 4)]
         values.append(torch.tensor(steps))
     assert trainer.learner.captures == 0
     torch.testing.assert_close(values[0], values[1], rtol=tolerance, atol=0)

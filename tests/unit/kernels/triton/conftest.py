@@ -1,4 +1,4 @@
-"""The kernels run on a GPU if there is one, and otherwise in Triton's interpreter; see `tests/conftest.py`."""
+"""The kernels run on a GPU if there is one, else in Triton's interpreter; see `tests/conftest.py`."""
 
 from importlib import import_module
 
