@@ -163,7 +163,7 @@ def commands() -> str:
         "`MODEL` is a run folder or a model folder. Results go to stdout; "
         "progress, logs and errors go to stderr. "
         "The [exit code](exit-codes-and-errors.md) says what went wrong.",
-        table(("", "command", "purpose"), purposes(found.values())),
+        table(("", "command", "purpose"), [*purposes(found.values())]),
         "`mtrain --version` prints the version. `mtrain --install-completion` lets your shell complete "
         "commands, options and paths when you press Tab. Every command takes:",
         table(("option", "meaning"), [*common, ("`-h`, `--help`", "Show the help of the command.")]),
@@ -171,7 +171,7 @@ def commands() -> str:
     for name, command in found.items():
         arguments = [argument_of(p) for p in parameters[name] if p.is_argument]
         usage = " ".join(["mtrain", name, "[OPTIONS]", *arguments])
-        parts += [f"## mtrain {name}", *paragraphs(command.help), f"```text\n{usage}\n```"]
+        parts += [f"## mtrain {name}", *paragraphs(command.help or ""), f"```text\n{usage}\n```"]
         parts += tables_of([p for p in parameters[name] if p.row not in common])
         parts += [f"```bash needs-data\n{command.epilog}\n```"]
     return "\n\n".join(parts) + "\n"

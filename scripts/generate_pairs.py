@@ -13,9 +13,9 @@ import argparse
 import gzip
 from collections.abc import Iterator
 from contextlib import ExitStack
+from io import BufferedIOBase
 from itertools import pairwise, product
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +103,7 @@ def main() -> None:
                 file.write(text)
 
 
-def open_file(path: Path) -> IO[Any]:
+def open_file(path: Path) -> BufferedIOBase:
     """A file to write to, compressed if its name ends in .gz."""
     # Without the time, so that the same text makes the same file.
     return gzip.GzipFile(path, "wb", 1, mtime=0) if path.suffix == ".gz" else path.open("wb")

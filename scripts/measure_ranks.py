@@ -93,7 +93,8 @@ def measure_wrapping(config: Path, options: argparse.Namespace) -> list[float]:
     """The seconds of a step of one process, without DDP, and with DDP that has no other process."""
     trainer = make_trainer(load_config(config), device="cpu")
     steps = list(islice(trainer.steps(), options.steps))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     wrapped = ParallelLearner(
         copy.deepcopy(trainer.model), trainer.config.training, Ranks(trainer.ranks.device)
     )

@@ -44,7 +44,8 @@ def main() -> None:
         if not path.is_file():
             raise SystemExit(f"error: {path}: no such file")
         sides.append(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
-    print(score(*sides, given.lang))
+    hypotheses, references = sides
+    print(score(hypotheses, references, given.lang))
 
 
 if __name__ == "__main__":

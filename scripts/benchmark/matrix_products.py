@@ -43,11 +43,11 @@ class Product(NamedTuple):
         return 3 * 2 * self.batch * self.rows * self.inner * self.columns
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the matrix products that are computed until the end of the block."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[Product] = Counter()
 
     def __torch_dispatch__(
@@ -56,7 +56,7 @@ class _Products(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if function in PRODUCTS:
             *batch, rows, columns = result.shape
-            self.counts[Product(*(batch or [1]), rows, args[-1].size(-2), columns)] += 1
+            self.counts[Product(batch[0] if batch else 1, rows, args[-1].size(-2), columns)] += 1
         return result
 
 
@@ -67,7 +67,8 @@ def products_of(config: ModelConfig, shape: Shape) -> Counter[Product]:
     with torch.device("meta"), torch.no_grad():
         model = build_model(config)
         source, target = (torch.zeros(shape.sentences, length, dtype=torch.int64) for length in shape.lengths)
-        with _Products() as products:
+        products = _Products()
+        with products:
             sources = Padded.of(source, torch.ones_like(source, dtype=torch.bool))
             outputs = model(source.flatten(), sources, target.flatten(), Padded.of(target))
             if isinstance(model, Transformer):

@@ -93,7 +93,8 @@ def peak_mib(device: torch.device) -> float | None:
     of child processes that still run.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20 if torch.cuda.is_initialized() else None
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.cuda.max_memory_allocated(device) / 2**20 if used else None
     this = Path("/proc/self")
     if (this / "status").exists():  # getrusage would include the parent process
         children = [file.read_text().split() for file in this.glob("task/*/children")]

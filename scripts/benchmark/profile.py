@@ -77,7 +77,7 @@ def summarize(profiler: profile, wall: float, device: torch.device, steps: int) 
     operations: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    for event in profiler.events():
+    for event in profiler.events():  # type: ignore[no-untyped-call]
         if event.device_type != DeviceType.CPU:
             continue  # the time of a kernel is also that of the operation that launched it
         own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / steps

@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         description = describe_run(device)
         job = prepare(config, device, options, Path(folder) / "streams.npz")
 
-        def run(each: Contestant) -> dict[str, Any]:
+        def run(each: Contestant) -> Any:
             variables = KEEP_FREED_MEMORY if each.malloc == "kept" else {}
             return start(each.module, replace(job, precision=each.precision), each.python, variables)
 

@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     description = describe_run(device)
 
-    def run(each: Contestant) -> dict[str, Any]:
+    def run(each: Contestant) -> Any:
         return start(each.module, replace(job, precision=each.precision, workers=each.workers), each.python)
 
     results = take_turns(_contestants(options, python), options.repeats, run)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--device", default="cuda", help="auto, cpu, cuda or cuda:N (%(default)s)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to test the parts on a CPU")
     parts = parser.add_subparsers(required=True, metavar="PART")
+    function: Callable[..., None]
     for name, function, text in (
         ("environment", machine.environment, "versions and the device"),
         ("ceiling", machine.ceiling, "the speed of matrix products, copies and launches"),

@@ -60,7 +60,11 @@ def translate(
 ) -> list[int]:
     """Translate sentences into `length` tokens each, `batch` at a time. Returns the lengths of the best
     hypotheses."""
-    exactly = {"max_length_ratio": 0.0, "max_length_offset": length, "min_length_offset": length}
+    exactly: dict[str, Any] = {
+        "max_length_ratio": 0.0,
+        "max_length_offset": length,
+        "min_length_offset": length,
+    }
     options, lengths = DecodingConfig(beam_size=beams, **exactly), []
     for start in range(0, len(sentences), batch):
         found = search_rows([[*ids, EOS] for ids in sentences[start : start + batch]], options)
@@ -129,16 +133,14 @@ def _print_waits(scale: Scale, work: Callable[[], object], beams: int) -> None:
 
 def measure_transformers(scale: Scale, preset: str) -> None:
     """Print the speed of Transformers' `generate` with its cache."""
-    from benchmark.peers.decode_marian_hf import (
-        MarianMTModel,
-        marian_config,
-        time_generation,
-    )  # takes seconds
+    from benchmark.peers.decode_marian_hf import time_generation
+    from benchmark.peers.marian_hf import marian_config
+    from transformers import MarianMTModel  # takes seconds
 
     torch.backends.cuda.enable_cudnn_sdp(True)  # as PyTorch chooses, unlike mtrain
     config = scale.model_config(preset)
     torch.manual_seed(1)
-    model = MarianMTModel(marian_config(config.model_dump(mode="json")))
+    model: Any = MarianMTModel(marian_config(config.model_dump(mode="json")))
     model = model.eval().to(scale.device, torch.bfloat16)
     for beams in (1, 5):
         job = _job(scale, config, 64, beams)

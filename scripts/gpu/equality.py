@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from gpu.training import RATE, make_learner
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.packed_batch import PackedBatch
 
 TOLERANCE = 0.01  # of the loss
 
@@ -36,7 +38,8 @@ def _train(scale: Scale, config: ModelConfig, steps: Sequence[StepInput], graphs
     """The losses of some steps."""
     learner = make_learner(scale, config, graphs=graphs)
     if scale.on_gpu:
-        learner.expect(batch.layout for step in steps for batch in step.batches)
+        batches = (batch for step in steps for batch in step.batches)
+        learner.expect(batch.layout for batch in batches if isinstance(batch, PackedBatch))
     return [float(learner.step(step.batches, step.tokens, RATE).values[0]) / step.tokens for step in steps]
 
 
@@ -45,7 +48,7 @@ def check_decoding(scale: Scale, preset: str) -> None:
     sentence differ in fp32. In bf16, some may differ: sums are in another order."""
     config = scale.model_config(preset)
     rows = [[*ids, EOS] for ids in scale.sentences(config, 8 if scale.tiny else 64)]
-    options = {"max_length_ratio": 0.0, "max_length_offset": scale.length}
+    options: dict[str, Any] = {"max_length_ratio": 0.0, "max_length_offset": scale.length}
     for dtype in (torch.float32, torch.bfloat16):
         by_step, in_sessions = (make_search(scale, config, dtype, each) for each in (False, True))
         for beams in (1, 5):

@@ -25,7 +25,8 @@ def environment(scale: Scale) -> None:
     print("precision:", resolve_precision(scale.device, "auto"))
     print("packages:", ", ".join(f"{name} {_version(name)}" for name in PACKAGES))
     if scale.on_gpu:
-        print("CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version())
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        print("CUDA", torch.version.cuda, "cuDNN", cudnn)
         print(torch.cuda.get_device_properties(scale.device))
 
 

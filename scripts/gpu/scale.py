@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,7 @@ class Scale:
     def model_config(self, preset: str, **changes: float) -> ModelConfig:
         """A preset with 32,000 tokens in each vocabulary."""
         vocabulary = 500 if self.tiny else 32_000
-        sizes = PRESETS["micro" if self.tiny else preset] | changes
+        sizes: dict[str, Any] = PRESETS["micro" if self.tiny else preset] | changes
         return ModelConfig(
             **sizes, source_vocab_size=vocabulary, target_vocab_size=vocabulary, max_positions=512
         )

@@ -30,7 +30,7 @@ SMOOTHING = 0.1
 def make_learner(scale: Scale, config: ModelConfig, compiled: str = "off", graphs: str = "auto") -> Learner:
     """A learner with random weights. `compiled` is a value of `training.compile`, `graphs` one of
     `training.cuda_graphs`."""
-    options = {"compile": compiled, "cuda_graphs": graphs}
+    options: dict[str, Any] = {"compile": compiled, "cuda_graphs": graphs}
     recipe = TrainingConfig(max_steps=1, label_smoothing=SMOOTHING, **options)
     return graph_learner.make_learner(scale.model(config).train(), recipe)
 
@@ -57,8 +57,9 @@ def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str) -
 
 def measure_peers(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
     """Print the speed of Transformers' Marian and of torch.nn.Transformer with bf16 autocast."""
-    from benchmark.peers.marian_hf import MarianMTModel, marian_config, marian_logits  # takes seconds
+    from benchmark.peers.marian_hf import marian_config, marian_logits
     from benchmark.peers.nn_transformer import TutorialTransformer
+    from transformers import MarianMTModel  # takes seconds
 
     torch.backends.cuda.enable_cudnn_sdp(True)  # as PyTorch chooses, unlike mtrain
     config = scale.model_config(preset)
@@ -96,10 +97,12 @@ def _peer_step(
 
     def step(step: StepInput) -> None:
         for each in step.batches:
+            assert isinstance(each, Batch)  # as they are padded
             batch = peer_batch(each.to(scale.device))
             with torch.autocast(scale.device.type, torch.bfloat16):
                 logits = logits_of(batch)
-            (summed_loss(logits, batch, SMOOTHING) / step.tokens).backward()
+            loss = summed_loss(logits, batch, SMOOTHING) / step.tokens
+            loss.backward()  # type: ignore[no-untyped-call]
         update(model, optimizer)
 
     return step

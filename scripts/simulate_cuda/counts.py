@@ -59,11 +59,11 @@ class Counts(NamedTuple):
     places: Counter[str]  # of the waits of all steps
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations on the device that run kernels, and copies from and to the device."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts = Counter[str]()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,14 +93,18 @@ def _without_data() -> Iterator[None]:
 
 
 def _model(preset: str, vocabulary: int = 32_000, **changes: int) -> Transformer:
-    sizes = {"source_vocab_size": vocabulary, "target_vocab_size": vocabulary, "max_positions": 512}
+    sizes: dict[str, Any] = PRESETS[preset] | changes
     with GPU:
-        return Transformer(ModelConfig(**PRESETS[preset] | changes, **sizes))
+        config = ModelConfig(
+            **sizes, source_vocab_size=vocabulary, target_vocab_size=vocabulary, max_positions=512
+        )
+        return Transformer(config)
 
 
 def _learner(model: Transformer, precision: str, as_graphs: bool = False) -> Learner:
     graphs = "auto" if as_graphs else "off"
-    config = TrainingConfig(max_steps=1, precision=precision, compile="off", cuda_graphs=graphs)
+    options: dict[str, Any] = {"precision": precision, "compile": "off", "cuda_graphs": graphs}
+    config = TrainingConfig(max_steps=1, **options)
     return make_learner(model.train(), config)
 
 
@@ -129,7 +133,8 @@ def _count_small(precision: str, as_graphs: bool) -> Counts:
     learner.step(batches, 45, 1e-3)
     with recording() as events:
         learner.step(batches, 45, 1e-3)
-    return Counts(*(events[kind].total() for kind in ("operation", "copy", "wait")), events["wait"])
+    operations, copies, waits = (events[kind].total() for kind in ("operation", "copy", "wait"))
+    return Counts(operations, copies, waits, events["wait"])
 
 
 def count_decoding(beams: int, as_graphs: bool) -> Counts:
@@ -142,8 +147,8 @@ def count_decoding(beams: int, as_graphs: bool) -> Counts:
     with recording() as events, patch.object(StaticDecoder, "decode_next", partialmethod(decode_next)):
         sessions.search(rows, _decoding(beams, STEPS))
     steps = events["operation"]["a CUDA graph"] - 1 if as_graphs else decode_next.call_count
-    totals = (events[kind].total() / steps for kind in ("operation", "copy", "wait"))
-    return Counts(*totals, events["wait"])
+    operations, copies, waits = (events[kind].total() / steps for kind in ("operation", "copy", "wait"))
+    return Counts(operations, copies, waits, events["wait"])
 
 
 @functools.cache

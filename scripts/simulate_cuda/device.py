@@ -47,7 +47,7 @@ def _place() -> tuple[str, int]:
 _REPORT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
 
 
-@_REPORT
+@_REPORT  # type: ignore[untyped-decorator]
 def _report(kind: bytes, name: bytes) -> bool:
     """Called for each operation, copy and wait. Returns whether the device raises an error."""
     text, is_wait = name.decode(), kind == b"wait"
@@ -69,7 +69,8 @@ def _listen() -> None:
 @contextlib.contextmanager
 def recording() -> Iterator[Events]:
     """A context manager that counts what happens on the device."""
-    _State.events = events = defaultdict(Counter)
+    events: Events = defaultdict(Counter)
+    _State.events = events
     _listen()
     try:
         yield events
@@ -97,7 +98,7 @@ def _returning(result: Any) -> Callable[..., Any]:
     return lambda *_, **__: result
 
 
-_deepcopy = torch.Tensor.__deepcopy__
+_deepcopy: Any = torch.Tensor.__deepcopy__
 
 
 def _deepcopy_without_storage(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
@@ -109,7 +110,8 @@ def _deepcopy_without_storage(tensor: torch.Tensor, memo: dict[int, Any]) -> Any
 
 def install() -> None:
     """Replace what PyTorch lacks without CUDA."""
-    cuda, memory = torch.cuda, 80 * 2**30
+    cuda: Any = torch.cuda
+    memory = 80 * 2**30
     properties = SimpleNamespace(
         name="simulated GPU",
         major=9,
@@ -118,7 +120,7 @@ def install() -> None:
         multi_processor_count=132,
         uuid="simulated",
     )
-    for name, result in {
+    results: dict[str, Any] = {
         "_cuda_getDeviceCount": 1,
         "_cuda_getDevice": 0,
         "_cuda_setDevice": None,
@@ -126,9 +128,10 @@ def install() -> None:
         "_cuda_memoryStats": {},
         "_cuda_resetPeakMemoryStats": None,
         "_cuda_getCurrentRawStream": 0,
-    }.items():
+    }
+    for name, result in results.items():
         setattr(torch._C, name, _returning(result))
-    torch._C._cuda_set_sync_debug_mode = _set_mode
+    torch._C._cuda_set_sync_debug_mode = _set_mode  # type: ignore[assignment]
     torch._C._cuda_get_sync_debug_mode = lambda: _State.mode
     cuda._initialized = True
     cuda._get_device_properties = _returning(properties)
@@ -136,7 +139,7 @@ def install() -> None:
     cuda.default_generators = (torch.default_generator,)  # of the kernels that compute
     cuda.synchronize = lambda *_: wait("torch.cuda.synchronize")
     cuda.mem_get_info = _returning((memory, memory))
-    torch.Tensor.__deepcopy__ = _deepcopy_without_storage
+    torch.Tensor.__deepcopy__ = _deepcopy_without_storage  # type: ignore[method-assign]
     torch.compile = functools.partial(torch.compile, backend="aot_eager")  # Inductor would need a GPU
 
 

@@ -131,7 +131,7 @@ def keep(function: Callable[[], None]) -> int:
     return len(_capture.functions) - 1
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)  # type: ignore[untyped-decorator]
 def _call(number: int) -> bool:
     """Call a function of the graph that is being replayed. Returns whether it has failed."""
     global _error
@@ -151,11 +151,12 @@ def install(library: ctypes.CDLL, wait: Callable[[str], None]) -> None:
     for function in (library.end_capture, library.replay, library.free_graph):
         function.argtypes = [ctypes.c_void_p]
     library.set_launcher(_call)
-    for module in (torch.cuda, torch.cuda.graphs):
+    cuda: Any = torch.cuda
+    for module in (cuda, cuda.graphs):
         module.CUDAGraph, module.graph_pool_handle = CUDAGraph, graph_pool_handle
         module.is_current_stream_capturing = is_capturing
-    torch.cuda.Event, torch.cuda.Stream, torch.cuda.MemPool = Event, Stream, MemPool
-    torch.cuda.use_mem_pool = lambda *_: contextlib.nullcontext()
-    torch.cuda.current_stream, torch.cuda.set_stream = current_stream, set_stream
-    torch.cuda.default_stream = lambda *_: _default
+    cuda.Event, cuda.Stream, cuda.MemPool = Event, Stream, MemPool
+    cuda.use_mem_pool = lambda *_: contextlib.nullcontext()
+    cuda.current_stream, cuda.set_stream = current_stream, set_stream
+    cuda.default_stream = lambda *_: _default
     torch._C._host_emptyCache = lambda: None

@@ -22,7 +22,7 @@ def install() -> None:
         return
     run = GridExecutor.__call__
 
-    class Memory(MockTensor):
+    class Memory(MockTensor):  # type: ignore[misc]
         """The type and the address of a tensor, which it does not keep alive."""
 
         def __init__(self, tensor: Tensor) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -96,7 +97,7 @@ def test_test_scores_are_those_that_fit_has_measured(mtrain, config_file, tmp_pa
     assert [(each["metric"], each["value"], each["signature"]) for each in found] == [
         (each["metric"], each["score"], each["signature"]) for each in test["scores"]
     ]
-    card = ModelCard((tmp_path / "run/model/README.md").read_text())
+    card: Any = ModelCard((tmp_path / "run/model/README.md").read_text())
     assert [result.dataset_name for result in card.data.eval_results].count("seen") == 2
     # The same for a run whose model folder an earlier version has written.
     (tmp_path / "run/model/info.json").unlink()
@@ -199,6 +200,11 @@ def test_a_damaged_info_file_or_card_is_noted(mtrain, model_copy, change):
     assert len(described(mtrain, model_copy)["notes"]) == 1 and mtrain("info", model_copy, "--card")[0] == 0
 
 
+def replace_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -218,7 +224,7 @@ def test_a_damaged_info_file_or_card_is_noted(mtrain, model_copy, change):
         (lambda folder: pipe(folder / "tokenizer/joint.model"), "joint.model"),
         (lambda folder: shutil.rmtree(folder / "tokenizer"), "tokenizer"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
-        (lambda folder: [shutil.rmtree(folder), folder.write_text("")], "not a folder"),
+        (replace_by_a_file, "not a folder"),
         (lambda folder: shutil.rmtree(folder), "no such model or run folder"),
     ],
 )

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import draw_benchmarks
 import generate_docs
@@ -24,7 +25,7 @@ from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-PROGRAM = typer.main.get_command(app)
+PROGRAM: Any = typer.main.get_command(app)
 COMMANDS = PROGRAM.commands
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

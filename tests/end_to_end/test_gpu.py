@@ -34,7 +34,7 @@ from mtrain.tokenizer.rows import Rows
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train_step
-from mtrain.training.step.graph_learner import make_learner
+from mtrain.training.step.graph_learner import GraphLearner, make_learner
 from mtrain.training.step.learner import Learner, StepMetrics
 from mtrain.training.trainer import Trainer
 from tests.support.faults.saves import Killed
@@ -91,10 +91,11 @@ def example(request) -> tuple[Transformer, AnyBatch, Tensor, list[Tensor]]:
     for _ in range(2):
         rows = [[*generator.integers(4, 500, length), 3] for length in generator.integers(2, 100, 24)]
         sides.append(Rows.from_lists(rows))
-    batch: AnyBatch = collate(*sides, 0, 2, list(range(24)))
+    source, target = sides
+    batch: AnyBatch = collate(source, target, 0, 2, list(range(24)))
     expected = gradients(model, batch, torch.float64, "cpu", "fp32", "off")
     if request.param != "padded":
-        batch = pack(*sides, 2, list(range(24)))
+        batch = pack(source, target, 2, list(range(24)))
     if request.param == "packed in a larger layout":
         batch = batch.in_layout(Layout(3000, 2900, 64, 128))
     return model, batch, *expected
@@ -227,7 +228,7 @@ def test_a_run_uses_graphs(make_config):
     batch = PackedBatch.of_size(3, 5)
     for _ in range(2):
         learner.step([batch.pinned()], batch.target_tokens, 0.0)
-    assert learner.uses_graphs and learner.captures == 1
+    assert isinstance(learner, GraphLearner) and learner.uses_graphs and learner.captures == 1
 
 
 def test_batches_are_in_pinned_memory(make_config):
@@ -322,9 +323,9 @@ def test_gradients_of_attention_to_long_sequences_do_not_vary(masked):
     keep = torch.ones(2, 1, 1, 2048, device=device, dtype=torch.bool) if masked else None
 
     def gradients() -> list[Tensor]:
-        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        query, key, value = leaves = [tensor.clone().requires_grad_() for tensor in inputs]
         with reproducible(device):
-            F.scaled_dot_product_attention(*leaves, keep).float().square().sum().backward()
+            F.scaled_dot_product_attention(query, key, value, keep).float().square().sum().backward()
         return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
     first = gradients()

@@ -13,10 +13,12 @@ import yaml
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
+from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.load import load_config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
+from mtrain.model.build import build_model
 from mtrain.training import loop, trainer
 from mtrain.training.fit import make_trainer
 from mtrain.training.model_selection import ModelSelection
@@ -125,7 +127,7 @@ def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole
 
 
 def test_14_a_rank_that_is_killed_before_the_first_step_is_named(run, tmp_path, monkeypatch):
-    real = trainer.build_model
+    real = build_model
 
     def make_model(*arguments):
         if os.environ["RANK"] == "1":
@@ -409,7 +411,7 @@ def test_33_ranks_that_resolve_another_precision_end_before_the_first_step(run, 
     def work() -> None:
         if os.environ["RANK"] == "1":
             # As on an older GPU. This process ends with the test.
-            arithmetic.resolve_precision = lambda *_: "fp16"
+            arithmetic.resolve_precision = lambda *_: "fp16"  # type: ignore[attr-defined]
         fit(run, 4)()
 
     assert exit_codes(run_ranks(2, work, tmp_path)) == [7, 7]
@@ -458,7 +460,7 @@ def test_the_initial_model_is_scored_by_all_ranks_together(whole, tmp_path):
 @pytest.mark.slow
 def test_an_error_that_the_other_ranks_do_not_have_ends_its_rank(run, tmp_path, monkeypatch):
     """They would wait for it in the next exchange, were it counted as a failed validation."""
-    real = average.model_without_weights
+    real = model_without_weights
 
     def fail(config):
         if os.environ["RANK"] == "1":

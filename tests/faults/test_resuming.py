@@ -237,8 +237,8 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
     first = encoded()
     if trained:
         fit_on_cpu(make_config(training={"max_steps": 4}))
-    texts = [lambda: (pair[side] for pair in toy_pairs("train")[:500]) for side in (0, 1)]  # noqa: B023
-    train_tokenizer(TokenizerConfig(vocab_size=330), *texts, tmp_path / "run/tokenizer", 1)
+    source, target = (lambda side=side: (pair[side] for pair in toy_pairs("train")[:500]) for side in (0, 1))
+    train_tokenizer(TokenizerConfig(vocab_size=330), source, target, tmp_path / "run/tokenizer", 1)
     if trained:
         with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
             fit_on_cpu(config)

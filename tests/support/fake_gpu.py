@@ -80,7 +80,8 @@ def _register() -> list[torch.library.Library]:
 
 def _converting(operation: Any, is_low: bool) -> Callable[..., Any]:
     """An operation with its arguments in the type that autocast chooses."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    autocast: Any = torch._C.DispatchKey
+    keys = torch._C.DispatchKeySet(autocast.AutocastPrivateUse1)
 
     def convert(x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
@@ -207,7 +208,8 @@ FAULTS: dict[str, Fault] = {
 def main() -> None:
     """Run all checks, and training in bf16 with each fault."""
     _libraries, mode = _register(), _Mode()
-    mtrain.training.step.optimizer.has_fused_optimizers = lambda device: True  # as CUDA devices have them
+    optimizer: Any = mtrain.training.step.optimizer
+    optimizer.has_fused_optimizers = lambda device: True  # as CUDA devices have them
     found = {}
     faulty = {name: partial(train, "bf16", fault=fault) for name, fault in FAULTS.items()}
     for name, check in (CHECKS | faulty).items():

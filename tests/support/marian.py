@@ -73,7 +73,8 @@ def pieces(side: int) -> list[str]:
 def write_own_tokenizer(folder: Path) -> int:
     """Write a MarianTokenizer with the ids of a model that mtrain learned; returns the vocabulary size."""
     config = TokenizerConfig(vocab_size=420, symbols=["<bt>", "@@"])
-    train_tokenizer(config, *[lambda side=side: (pair[side] for pair in PAIRS) for side in (0, 1)], folder, 1)
+    source, target = (lambda side=side: (pair[side] for pair in PAIRS) for side in (0, 1))
+    train_tokenizer(config, source, target, folder, 1)
     words = Tokenizer(folder).source.pieces
     for name in ("source.spm", "target.spm"):
         (folder / name).write_bytes((folder / "joint.model").read_bytes())
@@ -177,8 +178,8 @@ def texts_for(folder: Path) -> list[str]:
     return sentences(TAGS[0] in json.loads((folder / "vocab.json").read_text()))
 
 
-def translations(model: "MarianMTModel", folder: Path, **settings: Any) -> list[list[int]]:
-    """The translations of `texts_for(folder)` by `generate` in one batch, as ids before EOS."""
+def translations(model: Any, folder: Path, **settings: Any) -> list[list[int]]:
+    """The translations of `texts_for(folder)` by a MarianMTModel in one batch, as ids before EOS."""
     rows = model.generate(**batch(folder, texts_for(folder)), **settings).tolist()
     eos = model.config.eos_token_id
     return [row[1 : row.index(eos, 1) if eos in row[1:] else None] for row in rows]

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -32,6 +33,6 @@ def scored_run(run_dir, tmp_path_factory) -> Path:
     return run
 
 
-def card_of(folder: Path) -> ModelCard:
-    """The card in a model folder, as the Hugging Face Hub reads it."""
+def card_of(folder: Path) -> Any:
+    """The ModelCard in a model folder, as the Hugging Face Hub reads it."""
     return ModelCard((folder / "README.md").read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ def main() -> None:
         assert distributed.get_backend() == "nccl"
         expected = metrics_of(Learner, device)
         for kind in (ParallelLearner, ShardedLearner, GraphLearner):
-            found = metrics_of(lambda *parts: kind(*parts, ranks), device)  # noqa: B023
+            found = metrics_of(lambda model, recipe: kind(model, recipe, ranks), device)  # noqa: B023
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
         ranks.barrier()
         abort_gpu_communication()

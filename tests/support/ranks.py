@@ -112,7 +112,7 @@ def _store() -> Iterator[tuple[int, int]]:
     reading, writing = os.pipe()
 
     def serve() -> None:
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             "localhost", 0, is_master=True, timeout=timedelta(minutes=1), wait_for_workers=False
         )
         os.write(writing, str(store.port).encode())

@@ -187,9 +187,10 @@ def parts(make_config, run_dir):
 def batches_of(rows_of_each, data, tokenizer, device="cpu"):
     """A batch for each list of rows of the training data, of the kind that suits the device."""
     special, device = tokenizer.special, torch.device(device)
+    corpus = data.train.encoded()
+    sides = [(*corpus.fetch(rows), rows) for rows in rows_of_each]
     return [
-        make_batch(device, *data.train.encoded().fetch(rows), special.pad, special.bos, rows)
-        for rows in rows_of_each
+        make_batch(device, source, target, special.pad, special.bos, rows) for source, target, rows in sides
     ]
 
 
@@ -207,7 +208,7 @@ def on_training_forward() -> Iterator[Callable[[Callable[[Tensor, Tensor], Tenso
     handles = []
 
     def register(change: Callable[[Tensor, Tensor], Tensor | None]) -> None:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], hidden: Tensor) -> Tensor | None:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], hidden: Tensor) -> Tensor | None:
             training = isinstance(module, Transformer) and module.training
             return change(inputs[1].by_row(inputs[0]), hidden) if training else None
 

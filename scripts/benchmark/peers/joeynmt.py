@@ -22,7 +22,7 @@ NEVER = 10**9  # steps
 SPECIAL = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # in the order of JoeyNMT's ids
 
 
-class MeasuredManager(TrainManager):
+class MeasuredManager(TrainManager):  # type: ignore[misc]
     """A training manager that stops when the measured span is over and saves nothing."""
 
     meter: Meter
@@ -36,7 +36,7 @@ class MeasuredManager(TrainManager):
         self.tokens += int(batch.ntokens)
         self.positions += batch.trg.numel()
         self.micro_batches += 1
-        return super()._train_step(batch)
+        return super()._train_step(batch)  # type: ignore[no-any-return]
 
     def _save_checkpoint(self, new_best: bool, score: float) -> None:
         pass

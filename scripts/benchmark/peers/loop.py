@@ -32,7 +32,8 @@ def train(job: TrainingJob, model: nn.Module, logits_of: Callable[[PeerBatch], T
         for batch in (each.to(device) for each in batches):
             with torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16"):
                 logits = logits_of(batch)
-            (summed_loss(logits, batch, recipe["label_smoothing"]) / tokens).backward()
+            loss = summed_loss(logits, batch, recipe["label_smoothing"]) / tokens
+            loss.backward()  # type: ignore[no-untyped-call]
         update(model, optimizer)
         if meter.step(tokens, sum(batch.labels.numel() for batch in batches)):
             break

@@ -39,7 +39,8 @@ def on_file_operation(handler: Handler) -> Iterator[None]:
     writing tensors with safetensors, for which Python has no audit event.
     """
     _install()
-    fsync, serialize = os.fsync, safetensors.torch.serialize_file
+    module: Any = safetensors.torch
+    fsync, serialize = os.fsync, module.serialize_file
 
     def flush(descriptor: int) -> None:
         handler(Operation("os.fsync", Path(f"/proc/self/fd/{descriptor}").readlink()))
@@ -50,12 +51,12 @@ def on_file_operation(handler: Handler) -> Iterator[None]:
         serialize(tensors, filename, *arguments, **keywords)
 
     _handlers.append(handler)
-    os.fsync, safetensors.torch.serialize_file = flush, write
+    os.fsync, module.serialize_file = flush, write
     try:
         yield
     finally:
         _handlers.remove(handler)
-        os.fsync, safetensors.torch.serialize_file = fsync, serialize
+        os.fsync, module.serialize_file = fsync, serialize
 
 
 @cache

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,6 +91,13 @@ def run_in_child(work: Callable[[], object]) -> int:
     return wait(start(work)).exit_code
 
 
+def _counter(index: int) -> Any:
+    """A property of `Counters`."""
+    return property(
+        lambda self: self._values[index], lambda self, value: self._values.__setitem__(index, value)
+    )
+
+
 class Counters:
     """Integers in memory that a process shares with its parent; they survive a kill."""
 
@@ -99,12 +106,7 @@ class Counters:
 
     # step: number of the current step; new_steps: steps that this process has finished; step_nanoseconds: the
     # time they took; operations: file operations of saves
-    step, new_steps, step_nanoseconds, operations = (
-        property(
-            lambda self, i=i: self._values[i], lambda self, value, i=i: self._values.__setitem__(i, value)
-        )
-        for i in range(4)
-    )
+    step, new_steps, step_nanoseconds, operations = map(_counter, range(4))
 
     def clear(self) -> None:
         """Set all to 0."""

@@ -190,7 +190,7 @@ def test_an_edited_card_is_exported_with_a_section_on_the_format(mtrain, model_c
     start = MINE.replace(b"library_name: mtrain", b"library_name: ctranslate2").rstrip()
     assert exported.startswith(start + b"\n\n## Use with ctranslate2\n\n```python\nimport ctranslate2\n")
     assert (model_copy / "README.md").read_bytes() == MINE and not is_unedited(tmp_path / "served/README.md")
-    assert ModelCard(exported.decode("utf-8-sig")).data.license == "cc-by-4.0"
+    assert ModelCard(exported.decode("utf-8-sig")).data.to_dict()["license"] == "cc-by-4.0"
 
 
 def test_imported_and_averaged_models_say_what_they_were_made_from(mtrain, imported, tmp_path):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from mtrain.config.load import override, validate
 from mtrain.config.messages import accepted_values
@@ -115,7 +116,7 @@ def test_every_number_has_a_range(section):
 
 
 @pytest.mark.parametrize("kind", CORPORA, ids=lambda kind: kind.__name__)
-def test_a_rejected_value_of_a_corpus_names_its_key(kind: type):
+def test_a_rejected_value_of_a_corpus_names_its_key(kind: type[BaseModel]):
     schema = kind.model_json_schema()
     for key, field in schema["properties"].items():
         for value in rejected_values(field):

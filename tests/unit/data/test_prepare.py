@@ -439,7 +439,7 @@ def test_held_out_pairs_are_not_in_training(tmp_path: Path, tokenizer: Tokenizer
         config(tmp_path, validation={"holdout": 25}), tokenizer, tmp_path / "data", seed=1
     )
     assert len(prepared.validation) == len(set(prepared.validation)) == 25
-    assert sorted(text_of(prepared, tokenizer) + prepared.validation) == sorted(TOY)
+    assert sorted([*text_of(prepared, tokenizer), *prepared.validation]) == sorted(TOY)
     assert dropped(caplog) == {"held out": 25}
 
 

@@ -176,7 +176,7 @@ def positional_model(vocab_size: int, right: int, layers: int = 3) -> Transforme
             if "norm" not in name:
                 parameter.zero_()
         for number, layer in enumerate(model.decoder):
-            projection = layer.cross_attention.query_key_value.weight
+            projection = layer.get_parameter("cross_attention.query_key_value.weight")
             sign = 3 if number == right else -3 if number % 2 else 0
             projection[:32], projection[32:64] = torch.eye(32), sign * torch.eye(32)
     return model

@@ -356,7 +356,7 @@ def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, c
     total = translator.with_settings(length_penalty=0.0).translate([text])[0]
     assert total.score == pytest.approx(total.log_prob)
     with pytest.raises(TypeError, match="strings"):
-        translator.translate([b"It rains."])  # type: ignore[list-item]
+        translator.translate([b"It rains."])
 
 
 @pytest.mark.parametrize("settings", [{"beam_size": 2}, {"samples": 2, "temperature": 0.5}], ids=str)

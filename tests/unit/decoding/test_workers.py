@@ -24,6 +24,7 @@ from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
+from mtrain.decoding.worker_process import make_decoder
 from mtrain.decoding.workers import Workers
 from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.errors import UsageError
@@ -304,7 +305,7 @@ def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
 
 def test_no_thread_prepares_a_process_after_the_end(run_dir: Path, monkeypatch) -> None:
     """At the exit of Python, it could abort the process."""
-    real, started = workers.make_decoder, threading.Event()
+    real, started = make_decoder, threading.Event()
 
     def slow_decoder(*arguments):
         started.set()

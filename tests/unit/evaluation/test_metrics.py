@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import sacrebleu
@@ -19,7 +20,11 @@ OTHERS = ["Ein Hund rennt im Park.", "Die Katze schläft.", "Zwei Damen reden he
 def test_scores_and_signatures_equal_those_of_sacrebleu():
     metrics = make_metrics(["bleu", "chrf", "ter"], "de")
     results = {result.metric: result for result in score(HYPOTHESES, [REFERENCES, OTHERS], metrics)}
-    theirs = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf, "ter": sacrebleu.corpus_ter}
+    theirs: dict[str, Callable] = {
+        "bleu": sacrebleu.corpus_bleu,
+        "chrf": sacrebleu.corpus_chrf,
+        "ter": sacrebleu.corpus_ter,
+    }
     for name, corpus_score in theirs.items():
         assert results[name].score == corpus_score(HYPOTHESES, [REFERENCES, OTHERS]).score
     assert "nrefs:2|case:mixed|eff:no|tok:13a" in results["bleu"].signature
@@ -101,7 +106,11 @@ def test_chrf_with_words_is_that_of_sacrebleu():
 
 def test_sentence_scores_are_those_of_sacrebleu():
     scores = score_sentences(HYPOTHESES, [REFERENCES, OTHERS], make_metrics(["bleu", "chrf", "ter"]))
-    theirs = {"bleu": sacrebleu.sentence_bleu, "chrf": sacrebleu.sentence_chrf, "ter": sacrebleu.sentence_ter}
+    theirs: dict[str, Callable] = {
+        "bleu": sacrebleu.sentence_bleu,
+        "chrf": sacrebleu.sentence_chrf,
+        "ter": sacrebleu.sentence_ter,
+    }
     rows = list(zip(HYPOTHESES, zip(REFERENCES, OTHERS, strict=True), strict=True))
     for name, sentence_score in theirs.items():
         assert scores[name] == [sentence_score(text, list(others)).score for text, others in rows]
@@ -125,7 +134,7 @@ def test_a_blank_line_of_several_references_is_not_a_reference(references, prese
     """Unless all are blank: an empty source has an empty translation."""
     for hypotheses in (HYPOTHESES, [*HYPOTHESES[:2], ""]):
         metrics = make_metrics(["bleu", "chrf", "chrf++", "ter"])
-        theirs = [sacrebleu.BLEU(), sacrebleu.CHRF(), sacrebleu.CHRF(word_order=2), sacrebleu.TER()]
+        theirs: list = [sacrebleu.BLEU(), sacrebleu.CHRF(), sacrebleu.CHRF(word_order=2), sacrebleu.TER()]
         for ours, metric in zip(score(hypotheses, references, metrics), theirs, strict=True):
             assert ours.score == metric.corpus_score(hypotheses, present).score
             assert ours.signature == str(metric.get_signature())

@@ -166,7 +166,7 @@ def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tok
 SMALL_LIMIT = DecodingConfig(precision="fp32", beam_size=2, max_length_ratio=0, max_length_offset=20)
 
 
-def translated(model: Path, **decoding: Any) -> list[tuple[str, float]]:
+def translated(model: Path, **decoding: Any) -> list[tuple[str, Any]]:
     with Translator.load(model, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
         found = translator.with_settings(**decoding).translate(SOURCES + AWKWARD)
     return [(best.text, pytest.approx(best.score, abs=1e-4)) for best in found]

@@ -17,10 +17,11 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def inputs(queries: int, keys: int) -> list[Tensor]:
+def inputs(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of 2 sentences with 3 heads of width 4."""
     lengths = (queries, keys, keys)
-    return [random(2, 3, n, 4, seed=seed).requires_grad_() for seed, n in enumerate(lengths)]
+    q, k, v = (random(2, 3, n, 4, seed=seed).requires_grad_() for seed, n in enumerate(lengths))
+    return q, k, v
 
 
 def reference(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
@@ -76,27 +77,27 @@ def test_fused_attention_may_be_causal(length: int) -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(3, 4), pytest.param(12, 12, marks=pytest.mark.slow)])
 def test_eager_attention_gradcheck(queries: int, keys: int) -> None:
     given = inputs(queries, keys)
-    assert torch.autograd.gradcheck(lambda *tensors: eager(*tensors, padding_mask(keys, 2)), given)
+    assert torch.autograd.gradcheck(lambda q, k, v: eager(q, k, v, padding_mask(keys, 2)), given)
 
 
 @pytest.mark.parametrize("length", [6, 12])
 def test_a_query_without_keys_does_not_spoil_other_sentences(length: int) -> None:
     tensors, keep = inputs(length, length), padding_mask(length, 4).clone()
     keep[0] = False
-    second = [x[1:].detach().requires_grad_() for x in tensors]
+    q, k, v = (x[1:].detach().requires_grad_() for x in tensors)
     gradients = torch.autograd.grad(eager(*tensors, keep)[1].sum(), tensors)
-    expected = torch.autograd.grad(eager(*second, keep[1:]).sum(), second)
+    expected = torch.autograd.grad(eager(q, k, v, keep[1:]).sum(), (q, k, v))
     for found, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(found, torch.cat([torch.zeros_like(wanted), wanted]), **DOUBLE)
 
 
 def test_autocast_does_not_round_the_gradients() -> None:
-    tensors = [x.detach().float().requires_grad_() for x in inputs(7, 7)]
+    q, k, v = (x.detach().float().requires_grad_() for x in inputs(7, 7))
     cotangent = random(2, 3, 7, 4, seed=3).float()
-    exact = torch.autograd.grad(eager(*tensors, None), tensors, cotangent)
-    out = eager(*tensors, None)
+    exact = torch.autograd.grad(eager(q, k, v, None), (q, k, v), cotangent)
+    out = eager(q, k, v, None)
     with torch.autocast("cpu", torch.bfloat16):
-        gradients = torch.autograd.grad(out, tensors, cotangent)
+        gradients = torch.autograd.grad(out, (q, k, v), cotangent)
     torch.testing.assert_close(gradients, exact, rtol=0, atol=0)
 
 

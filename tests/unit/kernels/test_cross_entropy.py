@@ -56,7 +56,8 @@ def test_only_the_gradients_that_are_needed_are_computed() -> None:
     hidden, weight, bias, labels = inputs()
     flops = []
     for frozen in (False, True):
-        arguments = (hidden, *(x.detach() if frozen else x for x in (weight, bias)), labels)
+        fixed = (weight.detach(), bias.detach()) if frozen else (weight, bias)
+        arguments = (hidden, *fixed, labels)
         with FlopCounterMode(display=False) as counter:
             loss, _ = projected_cross_entropy(*arguments, 0.1)
         flops.append(counter.get_total_flops())
@@ -69,7 +70,7 @@ def test_only_the_gradients_that_are_needed_are_computed() -> None:
 def test_gradcheck(smoothing: float) -> None:
     hidden, weight, bias, labels = inputs()
     assert torch.autograd.gradcheck(
-        lambda *trained: projected_cross_entropy(*trained, labels, smoothing)[0], (hidden, weight, bias)
+        lambda x, w, b: projected_cross_entropy(x, w, b, labels, smoothing)[0], (hidden, weight, bias)
     )
 
 
@@ -117,7 +118,7 @@ def test_r_drop_equals_the_formula(max_logits: int | None, dtype: torch.dtype, t
 def test_r_drop_gradcheck() -> None:
     hidden, weight, bias, labels = two_passes()
     assert torch.autograd.gradcheck(
-        lambda *trained: projected_cross_entropy(*trained, labels, 0.1, 3.0)[0], (hidden, weight, bias)
+        lambda x, w, b: projected_cross_entropy(x, w, b, labels, 0.1, 3.0)[0], (hidden, weight, bias)
     )
 
 
@@ -166,10 +167,12 @@ def test_only_the_loss_has_a_gradient() -> None:
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
 def test_a_frozen_input_does_not_change_the_other_gradients(frozen: int) -> None:
-    *tensors, labels = inputs()
-    expected = torch.autograd.grad(reference(*tensors, labels, 0.1), tensors)
+    hidden, weight, bias, labels = inputs()
+    tensors = [hidden, weight, bias]
+    expected = torch.autograd.grad(reference(hidden, weight, bias, labels, 0.1), tensors)
     tensors[frozen] = tensors[frozen].detach()
-    projected_cross_entropy(*tensors, labels, 0.1)[0].backward()
+    hidden, weight, bias = tensors
+    projected_cross_entropy(hidden, weight, bias, labels, 0.1)[0].backward()
     for index, tensor in enumerate(tensors):
         if index == frozen:
             assert tensor.grad is None

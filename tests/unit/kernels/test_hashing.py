@@ -13,7 +13,8 @@ INDEX = torch.arange(SIZE, dtype=torch.int32)
 
 
 def mask(key: int, rate: float, salt: int = 0) -> Tensor:
-    return kept(INDEX, *torch.tensor([[key], [salt]], dtype=torch.int32), rate).double()
+    keys, salts = torch.tensor([[key], [salt]], dtype=torch.int32)
+    return kept(INDEX, keys, salts, rate).double()
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.3, 0.5, 0.9])

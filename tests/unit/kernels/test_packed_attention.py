@@ -96,7 +96,8 @@ def test_kernels_of_a_gpu_equal_padded_attention(kind: str, dtype: torch.dtype, 
 
     def results(device: str, dtype: torch.dtype) -> list[Tensor]:
         queries, keys = (
-            Packed(*(part.to(device) for part in packed(each)[:2]), longest) for each in (targets, sources)
+            Packed(each.starts.to(device), each.place.to(device), longest)
+            for each in (packed(targets), packed(sources))
         )
         inputs = [part.to(device, dtype).requires_grad_() for part in (x, memory)[: 1 + is_cross]]
         out = attention(

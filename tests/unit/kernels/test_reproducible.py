@@ -11,7 +11,8 @@ CUDA = torch.device("cuda")
 
 
 def mode() -> tuple[int, bool]:
-    return torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return torch.get_deterministic_debug_mode(), fills
 
 
 @pytest.fixture(params=["default", "warn", "error"])

@@ -221,12 +221,12 @@ def test_published_check_values_two_heads() -> None:
 @pytest.mark.parametrize("kind", ["causal", "padding", "both", "none"])
 def test_the_fused_kernel_gives_the_values_and_gradients_of_the_formula(length: int, kind: str) -> None:
     shape = (2, 3, length, 4)
-    inputs = [random(*shape, seed=seed).requires_grad_() for seed in range(3)]
+    queries, keys, values = inputs = [random(*shape, seed=seed).requires_grad_() for seed in range(3)]
     mask = keep([length, max(1, length - 2)], length)[:, None, None] if kind in ("padding", "both") else None
     causal = kind in ("causal", "both")
     allowed = causal_mask(length) if causal else torch.ones(length, length, dtype=torch.bool)
-    out = fused_attention(*inputs, mask, causal)
-    expected = attention_weights(*inputs[:2], allowed if mask is None else mask & allowed) @ inputs[2]
+    out = fused_attention(queries, keys, values, mask, causal)
+    expected = attention_weights(queries, keys, allowed if mask is None else mask & allowed) @ values
     torch.testing.assert_close(out, expected, **DOUBLE)
     cotangent = random(*shape, seed=3)
     gradients = torch.autograd.grad(out, inputs, cotangent), torch.autograd.grad(expected, inputs, cotangent)
@@ -259,7 +259,12 @@ def test_training_gives_the_values_and_gradients_of_the_formula(length: int, kin
 @pytest.mark.parametrize(("keys", "stored"), [(8, True), (9, False), (64, False)])
 def test_weights_are_stored_for_few_keys_only(keys: int, stored: bool) -> None:
     layer, sizes = attention(12, 3), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+
+    def store(x: Tensor) -> Tensor:
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda x: x):
         attend(layer, random(2, keys, 12))
     assert (2 * 3 * keys * keys in sizes) == stored
 
@@ -368,7 +373,8 @@ def test_cached_self_attention_equals_causal(rotary: bool) -> None:
 
 
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
-    cache = LayerCache(*torch.zeros(2, 3, 2, 3, 4), beams=1, max_length=5)
+    keys, values = torch.zeros(2, 3, 2, 3, 4)
+    cache = LayerCache(keys, values, beams=1, max_length=5)
     first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
     cache.append(first)
     keys, values = cache.append(then)

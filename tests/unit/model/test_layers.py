@@ -1,6 +1,7 @@
 """Encoder and decoder layers against PyTorch's, feed-forward networks, dropout and residual connections."""
 
 import math
+from typing import TypeVar
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.support.transformer import copy_layer, their_arguments
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def config(**changes: object) -> ModelConfig:
@@ -21,7 +23,7 @@ def config(**changes: object) -> ModelConfig:
     return ModelConfig(**{**sizes, "source_vocab_size": 9, "target_vocab_size": 9, **changes})
 
 
-def randomized(module: nn.Module) -> nn.Module:
+def randomized(module: Layer) -> Layer:
     """In fp64 with random parameters: initial norms and biases, ones and zeros, would hide mistakes."""
     torch.manual_seed(3)
     for parameter in module.double().parameters():

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import causal_mask, recording
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer
-from mtrain.model.transformer import Dropout, MultiHeadAttention, Transformer, sinusoidal_positions
+from mtrain.model.transformer import Dropout, Transformer, sinusoidal_positions
 from tests.support.transformer import (
     KINDS,
     POSITIONS,
@@ -188,7 +189,7 @@ def test_attention_and_its_cache_may_stay_in_low_precision(kind) -> None:
     assert cache.layers[0].memory_keys.dtype == cache.past_keep_bias.dtype == torch.bfloat16
 
 
-def recorded_inputs(modules: Iterable[MultiHeadAttention]) -> list[Tensor]:
+def recorded_inputs(modules: Iterable[Any]) -> list[Tensor]:
     """The first input of each module's next call, in the order of the calls."""
     inputs: list[Tensor] = []
     for module in modules:
@@ -209,7 +210,7 @@ def test_attention_weights_of_every_layer_equal_torch(norm: str) -> None:
     with recording() as of_decoder:
         hidden = model.decode(target, memory, kept)
     rows, rows_kept = memory.repeat_interleave(2, 0), kept.repeat_interleave(2, 0)
-    cases = [(of_encoder, encoder, model.encoder, "self_attention", kept, None, None)]
+    cases: list[tuple] = [(of_encoder, encoder, model.encoder, "self_attention", kept, None, None)]
     cases += [(of_decoder[0::2], decoder, model.decoder, "self_attention", None, ~causal_mask(6), None)]
     cases += [(of_decoder[1::2], cross, model.decoder, "cross_attention", rows_kept, None, rows)]
     for found, inputs, layers, name, key_keep, mask, key in cases:
@@ -380,7 +381,7 @@ def test_word_dropout_drops_all_occurrences_of_a_word_but_not_positions(side: st
 
 def test_each_projection_is_initialized_xavier_uniform() -> None:
     model = Transformer(ModelConfig(source_vocab_size=9, target_vocab_size=9, max_positions=9))
-    attention = model.decoder[0].cross_attention
+    attention: Any = model.decoder[0].cross_attention
     for weight in [*attention.query_key_value.weight.chunk(3), attention.output.weight]:
         bound = math.sqrt(6 / sum(weight.shape))
         assert weight.abs().max().item() == pytest.approx(bound, rel=0.01)

@@ -5,7 +5,7 @@ import measure_filters
 
 def test_the_table_of_scores_has_recalls_and_areas(tmp_path, capsys):
     """101 good pairs have the scores 0 to 100, two of three misaligned pairs lower ones."""
-    rows = [("s", "t", "", score) for score in range(101)]
+    rows: list[tuple] = [("s", "t", "", score) for score in range(101)]
     rows += [("s", "t", "misaligned", score) for score in (-5, 0.5, 101)]
     rows += [("s", "t", "garbled", "nan"), ("s", "t", "repeated", 50)]
     file = tmp_path / "scored.tsv"

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ def test_steps_that_compile_are_not_timed_unless_all_do(
 
     monkeypatch.setattr(Learner, "step", step)
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     config = make_config(training={"compile": setting, "precision": "fp32"})
     steps = itertools.repeat(StepInput(1, 100, [], list, Position(0, 0)))
     model = ModelConfig(**PRESETS["micro"], source_vocab_size=50, target_vocab_size=50, max_positions=64)

@@ -32,7 +32,7 @@ def graphs(monkeypatch):
         nn.Module, "compile", lambda module, **options: real(module, backend=record, **options)
     )
     yield compiled
-    torch._logging.set_logs()
+    torch._logging.set_logs()  # type: ignore[attr-defined]
     torch.compiler.reset()
 
 

@@ -2,13 +2,14 @@
 
 import re
 import shlex
+from typing import Any
 
 import pytest
 import typer.main
 
 from mtrain.cli.app import app
 
-PROGRAM = typer.main.get_command(app)
+PROGRAM: Any = typer.main.get_command(app)
 COMMANDS = PROGRAM.commands
 
 

@@ -67,7 +67,8 @@ def test_parts_have_the_tokens_of_the_pairs(layout):
     assert [part.rows for part in parts] == [[7], [1], [4]]
     assert [part.target_tokens for part in parts] == [2, 6, 1]
     for row, part in enumerate(parts):
-        alone = pack(*(side.take([row]) for side in SIDES), BOS, [batch.rows[row]])
+        source, target = (side.take([row]) for side in SIDES)
+        alone = pack(source, target, BOS, [batch.rows[row]])
         assert part.layout == alone.layout and torch.equal(part.buffer, alone.buffer)
         assert part.split(0) == [part]
     assert batch.split(batch.positions) == [batch]
@@ -108,8 +109,8 @@ def test_a_cuda_device_gets_packed_batches_of_the_same_pairs():
 
 
 def test_rows_of_any_integer_type_are_packed():
-    wide = [Rows(side.ids.astype(np.int64), side.lengths.astype(np.int64)) for side in SIDES]
-    assert torch.equal(pack(*wide, BOS, [0]).buffer, pack(*SIDES, BOS, [0]).buffer)
+    source, target = (Rows(side.ids.astype(np.int64), side.lengths.astype(np.int64)) for side in SIDES)
+    assert torch.equal(pack(source, target, BOS, [0]).buffer, pack(*SIDES, BOS, [0]).buffer)
 
 
 def test_a_batch_may_be_made_in_another_layout():

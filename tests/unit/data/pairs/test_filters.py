@@ -23,7 +23,7 @@ def reasons(pairs, languages=("en", "de"), scores=(), **filters):
 
 
 LONG = "a" * 41
-CASES = [
+CASES: list[tuple] = [
     ({"min_words": 2}, [("a b", "c d"), ("a\u3000b", "c  d ")], [("a b", "c"), (" a ", "c d")]),
     ({"max_words": 2}, [("a b", "c\td"), (LONG, "c")], [("a b", "c d e"), ("a\u2028b c", "d")]),
     ({"max_word_length": 40}, [(LONG[1:] + " b", "c"), ("…" * 40, "d")], [(LONG, "c"), ("d", "b " + LONG)]),

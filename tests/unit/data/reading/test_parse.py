@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import lzma
+from collections.abc import Callable, Generator
 from io import BytesIO
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def data_config(**keys) -> DataConfig:
 
 # ------------------------------------------------------------------------------------------------------ kinds
 
-PACKERS = {
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
@@ -375,12 +376,14 @@ def test_parquet_files_are_hashed_while_they_are_read(tmp_path: Path):
         pairs = [Pair(f"source {i}", f"target {i}") for i in range(size)]
         table = pa.table({"en": [p.source for p in pairs], "fr": [p.target for p in pairs]})
         pq.write_table(table.append_column("further", table["en"]), file, row_group_size=2)
-    spec, digests = corpus(parquet=tmp_path / "*.parquet", **FIELDS), {}
+    digests: dict[Path, bytes] = {}
+    spec = corpus(parquet=tmp_path / "*.parquet", **FIELDS)
     assert sum(len(block.records) for block in read_blocks(spec, digests)) == 8
     assert digests == {file: hashlib.sha256(file.read_bytes()).digest() for file in files}
     digests = {}
     blocks = read_blocks(spec, digests, size=1)
     next(blocks)
+    assert isinstance(blocks, Generator)
     blocks.close()
     assert not digests
 

@@ -116,7 +116,7 @@ def test_a_block_that_waits_starts_or_is_cancelled_at_once(end: Callable[[Thrott
             waits.set()
         return result
 
-    throttle.must_wait = must_wait  # type: ignore[method-assign]
+    throttle.must_wait = must_wait
 
     def work() -> None:
         try:

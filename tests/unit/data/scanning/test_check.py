@@ -349,11 +349,11 @@ def test_a_sample_is_segmented_with_the_tokenizer(corpora):
     assert found is not None and found.pairs == 200 and found.too_long == 0
     assert found.unknown == [0, 0] and min(found.tokens_per_word) >= 1
     strange = corpora([*GOOD, *[("猫" * 90, "猫" * 20)] * 50])
-    found = check_data(strange.data, tokenizer)
-    assert found.segmentation is not None and found.segmentation.too_long == 50
-    assert found.segmentation.unknown[0] > 0.5
-    assert any("unknown or bytes" in warning for warning in list_warnings(found))
-    assert "tokens per word" in format_report(found)
+    findings = check_data(strange.data, tokenizer)
+    assert findings.segmentation is not None and findings.segmentation.too_long == 50
+    assert findings.segmentation.unknown[0] > 0.5
+    assert any("unknown or bytes" in warning for warning in list_warnings(findings))
+    assert "tokens per word" in format_report(findings)
 
 
 def test_fit_checks_the_data_before_it_first_encodes_it(corpora, caplog):

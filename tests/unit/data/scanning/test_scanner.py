@@ -4,6 +4,7 @@ import gzip
 import os
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pyarrow as pa
@@ -132,6 +133,7 @@ def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
     digests: dict[Path, bytes] = {}
     blocks = read_blocks(corpus(**write(tmp_path / "t.tsv", TOY)), digests, size=100)
     next(blocks)
+    assert isinstance(blocks, Generator)
     blocks.close()
     assert digests == {}
 

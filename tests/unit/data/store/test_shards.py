@@ -33,7 +33,7 @@ from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.folder import DataFolder, read_summary
-from mtrain.data.store.shards import Shard, buckets_of, shard_file
+from mtrain.data.store.shards import LAYOUT, Shard, buckets_of, shard_file
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -306,7 +306,7 @@ def test_a_window_whose_shards_another_run_replaces_stays_readable(tmp_path: Pat
 def test_shards_of_another_layout_are_replaced(
     tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, changed: str, larger: bool
 ):
-    old = {"LAYOUT": folder_encoder.LAYOUT, "SHARD": 60, "BUCKET": 100}[changed]
+    old = {"LAYOUT": LAYOUT, "SHARD": 60, "BUCKET": 100}[changed]
     (tmp_path / "expected").mkdir()
     prepare(tmp_path, tokenizer)
     (tmp_path / "data/summary.json").unlink()  # so that the encoding is resumed
@@ -538,6 +538,7 @@ def test_a_kill_at_any_rename_or_removal_leaves_what_the_next_start_completes(
     prepare(tmp_path, tokenizer, data)
     expected = contents(tmp_path)
     assert len(list((tmp_path / "earlier").glob("shard-*"))) == 3 and len(expected) == 4
+    done = 0
 
     def kill(operation: Operation) -> None:  # from one operation on, none succeeds
         nonlocal done

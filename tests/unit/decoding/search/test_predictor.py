@@ -146,10 +146,9 @@ def test_logits_that_overflow_in_fp16_are_not_taken_for_finite(monkeypatch, scor
 
 @torch.inference_mode()
 def test_attention_in_low_precision_is_averaged_in_full_precision() -> None:
-    model = build(0, dtype=torch.float16)
+    model = DecodingTransformer(build(0, dtype=torch.float16))
     source, keep = torch.randint(5, (4, 3)), torch.ones(4, 3, dtype=torch.bool)
     targets = torch.randint(5, (4, 4))
-    model = DecodingTransformer(model)
     [averaged] = layer_attention(model, source, keep, targets)
     [of_heads] = all_attention(model, source, keep, targets).cross
     assert of_heads.dtype == torch.float16 and averaged.dtype == torch.float32

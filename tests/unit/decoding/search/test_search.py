@@ -93,7 +93,7 @@ def run(script: Script, lengths: list[int], **changes: object) -> tuple[list[lis
     model = Scripted(script)
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     source = torch.arange(len(lengths))[:, None].expand(keep.shape)
-    return search([model], source, keep, options(**changes)), model  # type: ignore[list-item]
+    return search([model], source, keep, options(**changes)), model
 
 
 GARDEN_PATH = table(  # the best translation does not begin with the most probable word

@@ -84,8 +84,8 @@ class Case:
 def compare(found: Found, expected: Found) -> None:
     """Assert that hypotheses are equal, but for those of which some tokens were forbidden."""
     for ours, theirs in zip(found, expected, strict=True):
-        possible = ([h for h in some if h.log_prob > -math.inf] for some in (ours, theirs))
-        assert_same(*possible, tolerance=1e-5)
+        ours, theirs = ([h for h in some if h.log_prob > -math.inf] for some in (ours, theirs))
+        assert_same(ours, theirs, tolerance=1e-5)
 
 
 def random_case(seed: int) -> tuple[Case, dict[str, Any]]:

@@ -100,9 +100,11 @@ def test_values_and_gradients_equal_the_formula(
     if key_lengths is not None:
         tensors.append(torch.randn(sum(key_lengths) + surplus, 2 * size, device=device))
     tensors = [tensor.requires_grad_() for tensor in tensors]
-    pair = (*tensors, None)[:2]
-    found = short_attention(*pair, HEADS, queries, keys, causal, rate, key)
-    wanted = reference(*pair, lengths, key_lengths or lengths, causal=causal, rate=rate, key=key)
+    projected, keys_values = tensors if len(tensors) == 2 else (tensors[0], None)
+    found = short_attention(projected, keys_values, HEADS, queries, keys, causal, rate, key)
+    wanted = reference(
+        projected, keys_values, lengths, key_lengths or lengths, causal=causal, rate=rate, key=key
+    )
     cotangent = torch.randn_like(found)
     gradients = torch.autograd.grad(found, tensors, cotangent)
     expected = torch.autograd.grad(wanted, tensors, cotangent.double())
@@ -118,7 +120,8 @@ def test_low_precision(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     lengths, key = [7, 30], HashKey(*torch.tensor([[-5], [3]], dtype=torch.int32, device=device))
     x = torch.randn(37, 3 * HEADS * 16, device=device).to(dtype).requires_grad_()
-    found = short_attention(x, None, HEADS, *[packed(lengths, device)] * 2, True, 0.2, key)
+    sentences = packed(lengths, device)
+    found = short_attention(x, None, HEADS, sentences, sentences, True, 0.2, key)
     wanted = reference(x, None, lengths, lengths, causal=True, rate=0.2, key=key)
     assert found.dtype == dtype and (found.double() - wanted).norm() < 0.01 * wanted.norm()
     cotangent = torch.randn_like(found)
@@ -130,8 +133,8 @@ def test_the_result_does_not_depend_on_the_tile(device: torch.device) -> None:
     x = torch.randn(20, 3 * HEADS * 16, device=device)
     key = HashKey(*torch.tensor([[-5], [3]], dtype=torch.int32, device=device))
     results = [
-        short_attention(x, None, HEADS, *[packed([12, 8], device, longest)] * 2, True, 0.2, key)
-        for longest in (12, 60, 128)
+        short_attention(x, None, HEADS, sentences, sentences, True, 0.2, key)
+        for sentences in (packed([12, 8], device, longest) for longest in (12, 60, 128))
     ]
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])

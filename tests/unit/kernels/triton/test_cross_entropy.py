@@ -89,7 +89,8 @@ def test_only_the_gradients_that_are_needed_are_computed(
     *tensors, labels = inputs(13, 50, device)
     expected = torch.autograd.grad(reference(tensors, labels, 0.1), tensors)
     tensors[frozen] = tensors[frozen].detach()
-    projected_cross_entropy(*tensors, labels.long(), 0.1)[0].backward()
+    hidden, weight, bias = tensors
+    projected_cross_entropy(hidden, weight, bias, labels.long(), 0.1)[0].backward()
     for index, tensor in enumerate(tensors):
         if index == frozen:
             assert tensor.grad is None

@@ -97,7 +97,9 @@ given_keys = st.fixed_dictionaries(
 @settings(max_examples=20)
 @given(size=corpora, budget=limits, keys=given_keys, operations=st.floats(1e8, 1e15))
 @example(CorpusSize(20, 100, 100, 10), {}, {"training": {}}, 1e11)
-@example(CorpusSize(20_000_000, *[600_000_000] * 2, 90_000), {"max_minutes": 2880.0}, {"training": {}}, 1e15)
+@example(
+    CorpusSize(20_000_000, 600_000_000, 600_000_000, 90_000), {"max_minutes": 2880.0}, {"training": {}}, 1e15
+)
 @example(MULTI30K, {"max_minutes": 10.0}, {"training": {"schedule": "cosine"}}, 1e11)
 @example(MULTI30K, {"max_steps": 10**6, "max_minutes": 10.0}, {"training": {"schedule": "linear"}}, 1e11)
 def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resumes(
@@ -238,7 +240,7 @@ def test_the_limit_that_determines_the_steps_is_named():
 
 def test_rotary_positions_need_heads_of_an_even_width():
     model = {"preset": "auto", "d_model": 200, "positions": "rotary"}  # 8 heads would have a width of 25
-    size = CorpusSize(4_500_000, *[120_000_000] * 2, 80_000)
+    size = CorpusSize(4_500_000, 120_000_000, 120_000_000, 80_000)
     planned, _ = choose_values(config(model=model, training={"max_minutes": 1e5}), workload(size, 1e14))
     assert (planned.model.d_model, planned.model.heads) == (200, 4)
 
@@ -306,7 +308,7 @@ def test_each_model_is_timed_once_at_each_batch_size_and_only_if_time_is_limited
 
 @pytest.mark.parametrize("limits", [{"max_minutes": 600.0}, {}])
 def test_a_model_that_does_not_fit_in_memory_is_not_chosen(limits):
-    size = CorpusSize(4_500_000, *[120_000_000] * 2, 80_000)
+    size = CorpusSize(4_500_000, 120_000_000, 120_000_000, 80_000)
     work = workload(size, 1e15)
 
     def speed(sized: Config) -> float:

@@ -15,8 +15,10 @@ batches = st.lists(st.lists(st.tuples(lengths, lengths), max_size=8), min_size=1
 
 def batch_of(pairs) -> PackedBatch:
     """A batch of pairs of these lengths."""
-    sides = [Rows(np.ones(side.sum(), np.int32), side) for side in np.array(pairs, np.int32).reshape(-1, 2).T]
-    return pack(*sides, 2, list(range(len(pairs))))
+    source, target = [
+        Rows(np.ones(side.sum(), np.int32), side) for side in np.array(pairs, np.int32).reshape(-1, 2).T
+    ]
+    return pack(source, target, 2, list(range(len(pairs))))
 
 
 @settings(max_examples=30, deadline=None)

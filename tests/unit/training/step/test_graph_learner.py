@@ -79,12 +79,13 @@ def batch_of(pairs: list[tuple[int, int]]) -> PackedBatch:
     for lengths in np.array(pairs, np.int32).T:
         ids = np.concatenate([np.arange(n) * 7 + n for n in lengths]) % VOCABULARY
         sides.append(Rows(ids.astype(np.int32), lengths))
-    return pack(*sides, 2, list(range(len(pairs))))
+    source, target = sides
+    return pack(source, target, 2, list(range(len(pairs))))
 
 
 def take(learner: Learner, number: int, average: WeightAverage | None = None) -> torch.Tensor:
     """The metrics of a step."""
-    learner.number = number
+    learner.number = number  # type: ignore[attr-defined]
     batches = [batch_of(pairs) for pairs in STEPS[number]]
     tokens = sum(batch.target_tokens for batch in batches)
     values = learner.step(batches, tokens, RATE * (number + 1)).values
@@ -142,7 +143,8 @@ def test_updates_that_are_not_finite_are_skipped_and_reduce_the_scale_of_the_los
         learner.loss_scaler = LossScaler(CPU, enabled=True)
 
         def hook(module, inputs, hidden):
-            return hidden * (math.nan if learner.number == 1 else 1.0)
+            is_poisoned = learner.number == 1  # type: ignore[attr-defined]
+            return hidden * (math.nan if is_poisoned else 1.0)
 
         learner.model.decoder_norm.register_forward_hook(hook)
 
@@ -262,7 +264,7 @@ def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, caplog):
 @pytest.mark.parametrize("fault", [None, "memory", "capture"])
 def test_two_ranks_take_the_steps_of_one(tmp_path, fault):
     # The micro-batches of each rank in two steps
-    shares = [[[[(9, 9), (2, 3)]], [[(20, 30)] * 8, [(3, 3)]]], [[[]], [[(5, 6)]]]]
+    shares: list = [[[[(9, 9), (2, 3)]], [[(20, 30)] * 8, [(3, 3)]]], [[[]], [[(5, 6)]]]]
 
     def steps_of(learner: Learner, ranks: list[int]) -> dict[str, torch.Tensor]:
         values = {}

@@ -118,9 +118,12 @@ def test_the_optimizer_runs_in_the_thread_of_one_worker(parts, monkeypatch):
     config, model, data, tokenizer = parts
     learner, threads = Learner(model, config.training, workers=2), []
     real = learner.optimizer.step
-    monkeypatch.setattr(
-        learner.optimizer, "step", lambda: (threads.append(threading.current_thread().name), real())
-    )
+
+    def step():
+        threads.append(threading.current_thread().name)
+        real()
+
+    monkeypatch.setattr(learner.optimizer, "step", step)
     learner.step(batches_of([[0, 1], [2, 3]], data, tokenizer), 9, 0.1)
     assert len(threads) == 1 and threads[0].startswith("mtrain_")
 
@@ -160,7 +163,7 @@ def test_compiling_silences_the_warnings_of_the_compiler(parts, monkeypatch):
         Learner(model, config.training.model_copy(update={"compile": "on"}))
         assert not warnings.isEnabledFor(logging.WARNING)
     finally:
-        torch._logging.set_logs()
+        torch._logging.set_logs()  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
