@@ -9,7 +9,6 @@ H heads, D head width, E = H*D, P positions of prefixes, V vocabulary size, k re
 """
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -151,24 +150,3 @@ def best_continuations(
 
 def _uses_triton(x: Tensor) -> bool:
     return x.dtype != torch.float64 and triton_works(x.device)
-
-
-def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """The product (N, V) of x (N, E) and the transpose of `weight` (V, E), of the same type. The result of
-    types below fp32 is in fp32: in bf16, the best logits would often be equal."""
-    if x.dtype.itemsize >= torch.float32.itemsize:
-        return F.linear(x, weight)
-    if _has_wide_product(x.device, x.dtype):
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return F.linear(x.float(), weight.float())
-
-
-@cache
-def _has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a product in low precision can have a result in fp32: PyTorch has it for CUDA only."""
-    x = torch.zeros(16, 16, device=device, dtype=dtype)
-    try:
-        torch.mm(x, x, out_dtype=torch.float32)
-    except RuntimeError:
-        return False
-    return True

@@ -8,7 +8,8 @@ they were stored, and the kernels are those of `mtrain.kernels.decoding_step`.
 import torch
 from torch import Tensor, nn
 
-from mtrain.kernels.decoding_step import add_norm, cross_attention, own_attention, wide_product
+from mtrain.kernels.decoding_step import add_norm, cross_attention, own_attention
+from mtrain.kernels.precision import product_fp32
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer, memory_keys_and_values
 from mtrain.model.transformer import DecoderLayer, MultiHeadAttention, Residual, rotate
@@ -70,7 +71,8 @@ class StaticDecoder:
             stream.after(layer.cross_attention_residual, attention.output.forward(h))
             h = layer.feed_forward(stream.before(layer.feed_forward_residual))
             stream.after(layer.feed_forward_residual, h)
-        logits = wide_product(stream.normalized(model.decoder_norm), self.model.low_weight)
+        # In bf16, the best logits would often be equal.
+        logits = product_fp32(stream.normalized(model.decoder_norm), self.model.low_weight.t())
         return logits if self.model.bias is None else logits.add_(self.model.bias)
 
     def move(self, sentences: Tensor, positions: int) -> None:

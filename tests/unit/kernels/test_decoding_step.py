@@ -23,7 +23,6 @@ from mtrain.kernels.decoding_step import (
     best_tokens,
     cross_attention,
     own_attention,
-    wide_product,
 )
 from tests.support.paths import ROOT
 
@@ -219,14 +218,6 @@ def test_failures_are_visible_and_concern_one_sentence(place: Place) -> None:
     nothing = allowed._replace(forbidden=torch.ones_like(logits[0], dtype=torch.bool))
     log_probs, _, tokens = best_continuations(place.random(4, 150), live, 2, nothing)
     assert (log_probs == -math.inf).all() and ((tokens >= 0) & (tokens < 150)).all()
-
-
-def test_logits_in_low_precision_are_not_rounded(place: Place) -> None:
-    x, weight = place.random(7, 64).bfloat16(), place.random(50, 64, seed=2).bfloat16()
-    logits = wide_product(x, weight)
-    assert logits.dtype == torch.float32
-    assert_close(logits, x.double() @ weight.double().t())
-    assert wide_product(x.double(), weight.double()).dtype == torch.float64
 
 
 @pytest.mark.slow
