@@ -93,19 +93,6 @@ def flops_of(config: ModelConfig, shape: Shape) -> int:
     return 3 * 2 * (layers + shape.target * width * classes)
 
 
-# Operations that PyTorch dispatches on a GPU for a micro-batch, views not counted: for each encoder layer,
-# for each decoder layer, and for the rest; in low precision, and in fp32, where nothing is cast. Derived from
-# the code, for ReLU, dropout, tied embeddings and a single chunk of logits.
-_OPERATIONS = {True: (61, 107, 93), False: (39, 68, 85)}
-UPDATE_OPERATIONS = 27  # of an optimizer step: norm and clipping of the gradients, AdamW
-
-
-def count_operations(config: ModelConfig, low_precision: bool) -> int:
-    """About how many operations a GPU runs for a micro-batch, without compilation and without the update."""
-    encoder, decoder, rest = _OPERATIONS[low_precision]
-    return config.encoder_layers * encoder + config.decoder_layers * decoder + rest
-
-
 # ----------------------------------------------------------------------------------------------------- memory
 
 

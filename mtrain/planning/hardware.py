@@ -15,8 +15,6 @@ from mtrain.training.setup.micro_batch import available_memory
 
 UTILIZATION = 0.3  # of the peak, in matrix products alone; assumed
 BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed
-# From Python, of an operation on a GPU: 22 to 47e-6 in steps of base, small and tiny on an H200.
-LAUNCH_SECONDS = 30e-6
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed
 # Of a process on a CPU, as measured (docs/experiments/large-corpora.md): the size of its heap relative to its
 # tensors, since memory that is freed leaves gaps; and what libraries and decoding in validation take.
