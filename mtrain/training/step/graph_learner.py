@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, split_batches
 from mtrain.device import add_all, preserved_random_states, should_compile
 from mtrain.distributed.ranks import Ranks
 from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
@@ -92,7 +92,7 @@ class GraphLearner(Learner):
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """See `Learner`."""
-        packed = self._prepare(cast(list[PackedBatch], list(batches)))
+        packed = self._prepare(batches)
         whole = len(packed) == 1 and self.ranks.size == 1
         self._rate.fill_(rate)
         for batch in packed:
@@ -133,13 +133,13 @@ class GraphLearner(Learner):
 
     # Preparation of a step
 
-    def _prepare(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+    def _prepare(self, batches: Sequence[AnyBatch]) -> list[PackedBatch]:
         """The micro-batches of a step in the layouts of graphs that are ready. If memory of a rank runs out,
         all of them try again with smaller micro-batches; if a rank cannot capture its graphs, without any."""
         while True:
             before = self.max_micro_batch_positions
-            batches = [part for batch in batches for part in batch.split(before)]
-            ready = self._try_to_prepare(batches)
+            batches = split_batches(batches, before)
+            ready = self._try_to_prepare(cast(list[PackedBatch], batches))
             failed, limit, without_graphs = self.ranks.all_reduce_max(
                 ready is None, -self.max_micro_batch_positions, not self.uses_graphs
             )
