@@ -58,9 +58,8 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     sets = []
     for name, corpus in data.test.items():
         pairs = list(raise_errors(read_corpus(corpus)))
-        others = [
-            [line for file in files for line in read_text(file)] for files in further_references(corpus)
-        ]
+        further = further_references(corpus)
+        others = [[line for file in files for line in read_text(file)] for files in further]
         for number, lines in enumerate(others, start=2):
             if len(lines) != len(pairs):
                 raise DataError(
@@ -104,9 +103,8 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
         chosen = [pair for pair, of in zip(pairs, directions, strict=True) if of == direction]
         name = f"validation {direction}" if len(set(directions)) > 1 else "validation"
         tagged = direction if data.language_tags != "none" else None
-        found.append(
-            TestSet(name, [pair.source for pair in chosen], [[pair.target for pair in chosen]], tagged)
-        )
+        sources, targets = [pair.source for pair in chosen], [pair.target for pair in chosen]
+        found.append(TestSet(name, sources, [targets], tagged))
     return found
 
 

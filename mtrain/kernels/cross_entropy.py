@@ -117,9 +117,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 )
                 grad, divergence = logits, divergence + (kl * keep[chunk][0::2]).sum()
             elif with_grad:
-                grad, normalizer = _softmax_and_normalizer(
-                    logits, label, label_logits, keep[chunk], partial(project, x)
-                )
+                again = partial(project, x)
+                grad, normalizer = _softmax_and_normalizer(logits, label, label_logits, keep[chunk], again)
                 _add_to_labels_(grad, label, smoothing - 1)
             else:
                 normalizer = logits.to(accurate).logsumexp(dim=-1, keepdim=True)

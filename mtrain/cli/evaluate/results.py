@@ -74,9 +74,7 @@ class _Result(NamedTuple):
         }
         if test.direction:
             record["direction"] = str(test.direction)
-        if known := {
-            name: output.problems for name, output in outputs.items() if output.problems is not None
-        }:
+        if known := {name: each.problems for name, each in outputs.items() if each.problems is not None}:
             record["problems"] = known
         if self.comparisons:
             record["baseline"] = next(iter(outputs))

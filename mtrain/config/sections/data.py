@@ -178,9 +178,8 @@ class DataConfig(Section):
 
     def require_known_tags(self) -> None:
         """Raise ValueError if a corpus or test set has a language tag that is in no training corpus."""
-        directions = {
-            f"data.{name}": self.direction_of(corpus) for name, corpus in self._other_corpora.items()
-        }
+        others = self._other_corpora.items()
+        directions = {f"data.{name}": self.direction_of(corpus) for name, corpus in others}
         for name, direction in {"data": self.direction, **directions}.items():
             for tag in direction.tag(self.language_tags).split():
                 if tag not in self.tags:

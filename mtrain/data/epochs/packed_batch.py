@@ -166,9 +166,8 @@ def split_batches(batches: Iterable[AnyBatch], max_positions: float) -> list[Any
         if batch.positions <= max_positions or not middle:
             found.append(batch)
         else:
-            found += split_batches(
-                [batch.part(0, middle), batch.part(middle, len(batch.rows))], max_positions
-            )
+            halves = batch.part(0, middle), batch.part(middle, len(batch.rows))
+            found += split_batches(halves, max_positions)
     return found
 
 
