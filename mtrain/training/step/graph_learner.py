@@ -10,8 +10,7 @@ The computation is that of `Learner`. It differs in what a graph requires, see `
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -60,7 +59,6 @@ class GraphLearner(Learner):
                     dist.broadcast(parameter.detach(), src=0)
         self.shapes = FixedShapes(model.config.max_positions)
         self.uses_graphs = True  # False after a capture has failed
-        self.captures = 0  # graphs that were captured
         self._trained = [p for p in model.parameters() if p.requires_grad]
         numbers = partial(torch.zeros, device=self.device, dtype=self._trained[0].dtype)
         self._sums, self._values = numbers(2), numbers(4)  # see StepMetrics
@@ -209,24 +207,19 @@ class GraphLearner(Learner):
     # Graphs
 
     def _make(self, graph: _Graph, batch: PackedBatch) -> Work:
-        """The work of a graph, captured if there are graphs."""
+        """The work of a graph. Captures it, and compares it with the graph; without graphs, only finds out if
+        memory suffices for it. Weights, moments and random states do not change."""
         work = partial(self._compute, graph)
         if not self.optimizer.state:
             self._allocate_moments()
         if len(self._buffer) < batch.layout.numbers:
-            numbers = max(
-                self.shapes.layout_of_class(number).numbers for number in range(len(self.shapes.pairs))
-            )
-            self._buffer = self._buffer.new_zeros(numbers)
-        return self._capture(graph, work, batch)
-
-    def _capture(self, graph: _Graph, work: Work, batch: PackedBatch) -> Work:
-        """Capture `work`, and compare it with the graph. Without graphs, only find out if memory suffices
-        for it. Weights, moments and random states do not change."""
+            layouts = map(self.shapes.layout_of_class, range(len(self.shapes.pairs)))
+            self._buffer = self._buffer.new_zeros(max(layout.numbers for layout in layouts))
         self._load(batch, max(1, batch.target_tokens), key=0)
         self._skip.fill_(1)
+        restore = self._restorer()
         try:
-            with preserved_random_states(self.device), self._restored() as restore:
+            with preserved_random_states(self.device):
                 if not self.uses_graphs:
                     work()
                     return work
@@ -237,6 +230,7 @@ class GraphLearner(Learner):
                 replay()
                 found = self._measured(graph)
         finally:
+            restore()
             self._skip.zero_()
         self.captures += 1
         self._kept += self.model.buffers()
@@ -246,10 +240,8 @@ class GraphLearner(Learner):
             raise CaptureError(f"a graph computes another loss, nll and gradient norm: {values}")
         return replay
 
-    @contextmanager
-    def _restored(self) -> Iterator[Callable[[], None]]:
-        """A context manager for work that is not part of training. Yields a function that restores what work
-        changes even if it skips the update, which is also done on exit."""
+    def _restorer(self) -> Callable[[], None]:
+        """A function that restores what work changes even if it skips the update."""
         scaler = self.loss_scaler
         scale, finite_steps = scaler.scale.clone(), scaler.finite_steps.clone()
 
@@ -259,10 +251,7 @@ class GraphLearner(Learner):
             for tensor in (self._sums, self._flat, self._values):
                 tensor.zero_()
 
-        try:
-            yield restore
-        finally:
-            restore()
+        return restore
 
     def _measured(self, graph: _Graph) -> Tensor:
         """Loss, nll and gradient norm (3) of work that was done."""
