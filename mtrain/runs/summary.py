@@ -71,13 +71,7 @@ def read_progress(run_dir: Path, training: TrainingConfig | None) -> RunProgress
     progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
     # If a validation is due, it may select another model.
     if training is not None and not state.get("validation_due"):
-        progress.finished = limit_reached(
-            training,
-            step=progress.step,
-            epoch=progress.epoch,
-            seconds=progress.seconds,
-            validations_without_improvement=progress.validations_without_improvement,
-        )
+        progress.finished = limit_reached(training, progress)
     return progress
 
 
