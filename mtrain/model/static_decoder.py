@@ -47,7 +47,7 @@ class StaticDecoder:
                 part.copy_(new)
 
     def decode_next(
-        self, last: Tensor, past: Tensor | None, position: Tensor, source_lengths: Tensor, bound: int | None
+        self, last: Tensor, past: Tensor | None, position: Tensor, source_lengths: Tensor
     ) -> Tensor:
         """Logits (N, V) of the tokens that follow `last` (B', K) in the first B' sentences, in fp32 or fp64.
         `source_lengths` (B') are int32; for the rest see `own_attention`."""
@@ -62,7 +62,7 @@ class StaticDecoder:
             h = attention.query_key_value.forward(stream.before(layer.self_attention_residual))
             if attention.rotary:
                 _rotate_(h, attention, position)
-            h = own_attention(h, cache[:, :sentences], past, position, bound)
+            h = own_attention(h, cache[:, :sentences], past, position)
             stream.after(layer.self_attention_residual, attention.output.forward(h))
             attention = layer.cross_attention
             h = stream.before(layer.cross_attention_residual)

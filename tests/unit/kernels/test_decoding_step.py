@@ -112,7 +112,7 @@ def test_a_beam_attends_to_its_own_past(place: Place, beams: int, width: int, po
         past.fill_(1)
     projected = place.random(sentences, beams, 3, heads, width, seed=2)
     rows, given = projected.view(sentences * beams, -1), past if beams > 1 else None
-    out = own_attention(rows, cache, given, place.integers([position]), positions - 1)
+    out = own_attention(rows, cache, given, place.integers([position]))
     expected = projected[:, :, 0].double()
     for sentence, beam, head in product(range(sentences), range(beams), range(heads)):
         query, key, value = projected[sentence, beam, :, head].double()
