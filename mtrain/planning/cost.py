@@ -114,11 +114,9 @@ class TrainingDevice(NamedTuple):
         return FP32 // 2 if self.is_low else FP32
 
     def mask_bytes(self, rate: float, number: int) -> int:
-        """Bytes of an element of a dropout mask for numbers of `number` bytes. On a CPU it has their type,
-        elsewhere it is boolean."""
-        if not rate:
-            return 0
-        return number if self.hardware.on_cpu else 1
+        """Bytes of an element of a dropout mask for numbers of `number` bytes. On a CPU it has their type; on
+        a GPU it is hashed, and not stored."""
+        return number if rate and self.hardware.on_cpu else 0
 
 
 def activation_bytes(config: ModelConfig, shape: Shape, device: TrainingDevice) -> int:
@@ -155,7 +153,7 @@ def _feed_forward_bytes(config: ModelConfig, device: TrainingDevice) -> int:
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
     activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
     number = device.product_bytes
-    if config.activation == "relu" and (device.hardware.on_cpu or not rate):
+    if config.activation == "relu":
         # Saves only its result, after dropout, which is the input of the product.
         return config.ffn_dim * number
     return config.ffn_dim * ((activation + 1) * number + device.mask_bytes(rate, number))
