@@ -62,9 +62,8 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
         others = [[line for file in files for line in read_text(file)] for files in further]
         for number, lines in enumerate(others, start=2):
             if len(lines) != len(pairs):
-                raise DataError(
-                    f"{name} has {len(pairs)} pairs but reference {number} has {len(lines)} lines"
-                )
+                found = f"reference {number} has {len(lines)} lines"
+                raise DataError(f"{name} has {len(pairs)} pairs but {found}")
         references = [[pair.target for pair in pairs], *others]
         direction = data.direction_of(corpus) if data.language_tags != "none" else None
         sets.append(TestSet(name, [pair.source for pair in pairs], references, direction))
@@ -79,15 +78,13 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
     """
     data = _data_of(run_dir, overrides)
     if data is None:
-        raise UsageError(
-            f"{run_dir}: does not belong to a run, so it has no validation set; leave out --validation"
-        )
+        problem = "does not belong to a run, so it has no validation set"
+        raise UsageError(f"{run_dir}: {problem}; leave out --validation")
     if isinstance(data.validation, Holdout):
         folder = find_data_folder(data, run_folder_of(run_dir) or run_dir)
         if not (summary := read_summary(folder)).get("complete"):
-            raise DataError(
-                f"{folder}: the held-out pairs are missing; restore it, or give --source and --reference"
-            )
+            cure = "restore it, or give --source and --reference"
+            raise DataError(f"{folder}: the held-out pairs are missing; {cure}")
         pairs = read_validation(folder, summary)
         directions = directions_of_validation(data, summary, pairs)
     else:

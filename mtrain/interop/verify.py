@@ -178,9 +178,8 @@ def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[
     ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs omit it
     [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(SPACES)
     if ours.strip() != theirs.strip():
-        raise ModelError(
-            f"the exported tokenizer differs: the text of {ids} is {ours!r}, exported {theirs!r}"
-        )
+        texts = f"the text of {ids} is {ours!r}, exported {theirs!r}"
+        raise ModelError(f"the exported tokenizer differs: {texts}")
 
 
 def _is_tie(

@@ -236,9 +236,8 @@ def _read_mapping(file: Path) -> dict[str, int]:
     limit = 2 * len(ids)  # some ids may be unused, but not most
     for piece, i in ids.items():
         if type(i) is not int or not 0 <= i < limit:
-            raise ModelError(
-                f"{file}: the id of {piece!r} is {i!r}; expected an integer from 0 to {limit - 1}"
-            )
+            expected = f"an integer from 0 to {limit - 1}"
+            raise ModelError(f"{file}: the id of {piece!r} is {i!r}; expected {expected}")
         if not piece.isascii() and any("\ud800" <= c <= "\udfff" for c in piece):
             raise ModelError(f"{file}: {piece!r} is not valid Unicode")
     if len(set(ids.values())) < len(ids):

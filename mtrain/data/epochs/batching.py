@@ -48,9 +48,8 @@ class BatchPlan(NamedTuple):
     @property
     def padding(self) -> "Padding":
         """The share of padding on each side, and on both."""
-        both = zip(
-            (*self.tokens, sum(self.tokens)), (*self.padded_tokens, sum(self.padded_tokens)), strict=True
-        )
+        kept, padded_to = ((*sides, sum(sides)) for sides in (self.tokens, self.padded_tokens))
+        both = zip(kept, padded_to, strict=True)
         return Padding(*(1 - tokens / padded if padded else 0.0 for tokens, padded in both))
 
 

@@ -282,6 +282,5 @@ def _require_no_foreign_files(folder: DataFolder) -> None:
         return
     names = sorted(file.name for file in path.iterdir())
     if foreign := [name for name in names if name in (*_FILES, TOKENIZER) or SHARD_NAME.fullmatch(name)]:
-        raise UsageError(
-            f"{path}: is not a data folder, and would be overwritten ({foreign[0]}); give another data.folder"
-        )
+        problem = f"is not a data folder, and would be overwritten ({foreign[0]})"
+        raise UsageError(f"{path}: {problem}; give another data.folder")
