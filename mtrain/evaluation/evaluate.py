@@ -136,8 +136,7 @@ def with_augmented(
         yield test
         direction = test.direction or translator.direction
         source_side = Side(direction.source, tokenizer.source.symbol_pattern)
-        target_side = Side(direction.target, tokenizer.target.symbol_pattern)
-        sides = source_side, target_side
+        sides = source_side, Side(direction.target, tokenizer.target.symbol_pattern)
         for name in changes:
             pairs = [
                 change_pair(name, source, references, sides, random.Random(f"{name} {row}"))
@@ -147,9 +146,8 @@ def with_augmented(
             if sources == test.sources:
                 log.warning("%s: %s changes no sentence; the copy is left out", test.name, name)
                 continue
-            references = zip(*(references for _, references in pairs), strict=True)
-            copied = list(map(list, references))
-            yield TestSet(f"{test.name}, {name}", sources, copied, test.direction)
+            references = [[*each] for each in zip(*(changed for _, changed in pairs), strict=True)]
+            yield TestSet(f"{test.name}, {name}", sources, references, test.direction)
 
 
 def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[MetricScore]:

@@ -169,10 +169,8 @@ class Session:
             found[order] = matrix[: len(order)]
         columns = self.state.columns(steps)
         parts = torch.split(found, [math.prod(column.shape[1:]) for column in columns], dim=1)
-        return [
-            part.reshape(count, *column.shape[1:]).to(column.dtype)
-            for part, column in zip(parts, columns, strict=True)
-        ]
+        pairs = zip(parts, columns, strict=True)
+        return [part.reshape(count, *column.shape[1:]).to(column.dtype) for part, column in pairs]
 
 
 def _tensors(x: Any) -> list[Tensor]:
