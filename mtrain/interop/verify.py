@@ -47,13 +47,10 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
     target_ids = {piece: i for i, piece in enumerate(target)}
 
     def translate(row: list[int], limit: int) -> list[int]:
-        [found] = translator.translate_batch(
-            [[source[i] for i in row]],
-            beam_size=1,
-            max_input_length=0,
-            min_decoding_length=0,  # 1 by default, which rules out empty translations
-            max_decoding_length=limit,
-        )
+        pieces = [source[i] for i in row]
+        # By default, the minimum is 1, which rules out empty translations.
+        lengths = {"max_input_length": 0, "min_decoding_length": 0, "max_decoding_length": limit}
+        [found] = translator.translate_batch([pieces], beam_size=1, **lengths)
         return [target_ids[piece] for piece in found.hypotheses[0]]
 
     def log_probs(row: list[int], output: list[int]) -> list[float]:

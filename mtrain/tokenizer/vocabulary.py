@@ -84,10 +84,8 @@ class Vocabulary:
         tags = [self._tag_of(text) for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         found = self.processor.encode(rest, return_type="offset_mapping", num_threads=self.threads)
-        return [
-            [*[0] * bool(tag), *(len(tag) + begin for begin, _ in row["offsets"])]
-            for tag, row in zip(tags, found, strict=True)
-        ]
+        rows = zip(tags, found, strict=True)
+        return [[*[0] * bool(tag), *(len(tag) + begin for begin, _ in row["offsets"])] for tag, row in rows]
 
     def _tag_of(self, text: str) -> str:
         """The tag of a Marian model that a text begins with, or nothing."""

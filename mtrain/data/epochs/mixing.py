@@ -89,11 +89,8 @@ class Mixer:
             raise DataError(f"{empty[0]}: this corpus has no usable pair; {cure}")
         counted = stage.counted(self._names)
         unit = sizes[counted] / Fraction(str(stage.shares[counted]))
-        pairs = {
-            i: unit * Fraction(str(stage.shares[name]))
-            for i, name in enumerate(self._names)
-            if name in stage.shares
-        }
+        mixed = [(i, name) for i, name in enumerate(self._names) if name in stage.shares]
+        pairs = {i: unit * Fraction(str(stage.shares[name])) for i, name in mixed}
         total = ceil(sum(pairs.values()))
         buckets = ceil(len(self._sizes[0]) * total / sum(sizes.values()))  # as large as those of the corpora
         return Mixture(pairs, WindowLayout.of(total, buckets, window_pairs))
