@@ -56,11 +56,8 @@ def _finding_tables(found: Findings) -> str:
         for name, counts in found.sets.items()
     ]
     columns = ["set", "pairs", "empty", "unreadable", "sources in training"]
-    suspicious = [
-        [kind, f"{each.count:,}", ", ".join(each.places[:3])]
-        for kind, each in found.suspicious.items()
-        if each.count
-    ]
+    kinds = [(kind, each) for kind, each in found.suspicious.items() if each.count]
+    suspicious = [[kind, f"{each.count:,}", ", ".join(each.places[:3])] for kind, each in kinds]
     tables = [html_table("Sets", columns, sets)]
     if found.corpora:
         corpora = [[name, f"{count:,}"] for name, count in found.corpora.items()]

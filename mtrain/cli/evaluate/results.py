@@ -83,14 +83,13 @@ class _Result(NamedTuple):
                 for comparison in self.comparisons
             ]
         if self.by_length:
-            record["by_length"] = {
-                system: [
-                    {**bucket._asdict(), "scores": {score.metric: score.score for score in bucket.scores}}
-                    for bucket in buckets
-                ]
-                for system, buckets in self.by_length.items()
-            }
+            record["by_length"] = {name: [*map(_record, buckets)] for name, buckets in self.by_length.items()}
         return record
+
+
+def _record(bucket: "LengthBucket") -> dict[str, Any]:
+    """The scores of sentences of similar lengths as JSON has them."""
+    return {**bucket._asdict(), "scores": {score.metric: score.score for score in bucket.scores}}
 
 
 def report_results(
