@@ -249,6 +249,15 @@ def add_all(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
             tensor += other
 
 
+def queued_work(device: torch.device) -> Callable[[], None]:
+    """A function that waits for the work that is queued on a device now, but not for later work."""
+    if device.type != "cuda":
+        return lambda: None
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(device))
+    return done.synchronize
+
+
 def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
     """Start copying a vector to the host. Returns a function that waits for the copy and returns the values.
 
@@ -259,11 +268,10 @@ def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
         return lambda: current
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record(torch.cuda.current_stream(values.device))
+    wait = queued_work(values.device)
 
     def read() -> list[float]:
-        copied.synchronize()
+        wait()
         return host.tolist()
 
     return read

@@ -1,11 +1,12 @@
 """Copies of tensors in host memory, so that a checkpoint is written while training changes the tensors."""
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from mtrain.checkpoint.checkpoint import CheckpointTensors
+from mtrain.device import queued_work
 
 
 class HostCopy:
@@ -13,7 +14,7 @@ class HostCopy:
 
     def __init__(self) -> None:
         self._memory: dict[tuple[int, str], Tensor] = {}  # by part of the checkpoint and name
-        self._copied: Any = None  # event of a GPU
+        self.wait: Callable[[], None] = lambda: None  # until the copy is complete
 
     def take(self, tensors: CheckpointTensors) -> CheckpointTensors:
         """The copy, which is complete after `wait`. The host need not wait for it before it goes on training:
@@ -21,20 +22,12 @@ class HostCopy:
 
         Raises RuntimeError or MemoryError if memory runs out.
         """
-        copies = (
+        copies = [
             {name: self._copy((part, name), tensor) for name, tensor in group.items()}
             for part, group in enumerate(tensors)
-        )
-        complete = CheckpointTensors(*copies)
-        if any(tensor.is_cuda for tensor in tensors.weights.values()):
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
-        return complete
-
-    def wait(self) -> None:
-        """Wait until the copy is complete."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        ]
+        self.wait = queued_work(next(iter(tensors.weights.values())).device)
+        return CheckpointTensors(*copies)
 
     def _copy(self, key: tuple[int, str], tensor: Tensor) -> Tensor:
         found = self._memory.get(key)

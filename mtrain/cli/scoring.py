@@ -91,9 +91,8 @@ def score(
     total = None if count is None else count * (1 if other is None else 2)  # each model scores each pair
     with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:
         if tsv is not None:
-            out.writelines(
-                score_lines(translator, other, terminal.read_lines(tsv), str(tsv), progress.add, quotes)
-            )
+            lines = terminal.read_lines(tsv)
+            out.writelines(score_lines(translator, other, lines, str(tsv), progress.add, quotes))
             return
         for scored in score_pairs(translator, _read_pairs(inputs), progress.add):
             out.write(scored.as_json() if json_ else scored.line())

@@ -127,9 +127,8 @@ class Budget(NamedTuple):
         """What limits a run at `speed` target tokens/s."""
         limits: list[Limit] = []
         if self.steps is not None:
-            batch = min(
-                _steady_batch(self.steps, self.device), choose_batch(useful_tokens(size), self.device)
-            )
+            useful = choose_batch(useful_tokens(size), self.device)
+            batch = min(_steady_batch(self.steps, self.device), useful)
             batch = self.batch_tokens or max(batch, self.least_batch)
             limits.append(Limit(self.steps * batch, f"{self.steps:,} steps"))
         if self.epochs is not None:
@@ -253,6 +252,7 @@ def choose_training(
     useful = min(tokens, useful_tokens(size))
     useful_steps = max(1, round(steps * useful / tokens))
     interval = math.ceil(useful_steps / budget.validations(useful, size, speed))
+    saved_every = min(interval, CHECKPOINT_STEPS)
     choices = [
         Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
@@ -260,9 +260,7 @@ def choose_training(
         Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
         Choice("training.warmup_steps", warmup(useful_steps), f"{WARMUP:.0%} of {useful_steps:,} steps"),
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
-        Choice(
-            "training.checkpoint_every", min(interval, CHECKPOINT_STEPS), "with each validation or more often"
-        ),
+        Choice("training.checkpoint_every", saved_every, "with each validation or more often"),
     ]
     if budget.minutes is not None:
         choices.append(Choice("training.max_steps", steps, f"as many as {limit.what} allow"))

@@ -83,9 +83,8 @@ class Config(Section):
         if training.schedule in ("cosine", "linear") and not planned:
             raise ValueError(f"training.schedule: {training.schedule} needs max_steps or max_epochs")
         if self.data.folder and os.path.abspath(self.data.folder) == os.path.abspath(self.run_dir):  # noqa: PTH100
-            raise ValueError(
-                "data.folder must differ from run_dir; give another folder, such as data/encoded"
-            )
+            cure = "give another folder, such as data/encoded"
+            raise ValueError(f"data.folder must differ from run_dir; {cure}")
         # The settings of a reused tokenizer are compared with the config later.
         reused = self.tokenizer.path or self.training.init_from
         if self.training.init_from and self.model.preset:
@@ -115,9 +114,8 @@ class Config(Section):
                 raise ValueError("data.corruptions needs model.head: pair_classifier")
             return self
         if training.best_metric not in ("auc", "nll"):
-            raise ValueError(
-                f"training.best_metric: {training.best_metric} scores translations; use auc or nll"
-            )
+            problem = f"{training.best_metric} scores translations"
+            raise ValueError(f"training.best_metric: {problem}; use auc or nll")
         if training.r_drop or "decoder" in training.freeze:
             key = "r_drop" if training.r_drop else "freeze: decoder"
             raise ValueError(f"training.{key} does not apply to a pair classifier; remove it")

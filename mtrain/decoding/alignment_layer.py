@@ -34,9 +34,8 @@ def choose_alignment_layer(
     sources = tokenizer.encode_source([source for source, _ in pairs[:_PAIRS]])
     targets = tokenizer.encode_target([target for _, target in pairs[:_PAIRS]])
     longest = min(_LENGTH, position_limit([model]) or _LENGTH)
-    kept = [
-        pair for pair in zip(sources, targets, strict=True) if all(0 < len(ids) < longest for ids in pair)
-    ]
+    both = zip(sources, targets, strict=True)
+    kept = [pair for pair in both if all(0 < len(ids) < longest for ids in pair)]
     if not kept:
         return None
     links = np.cumsum([(len(source) + 1) * len(target) for source, target in kept])

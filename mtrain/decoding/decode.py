@@ -1,7 +1,8 @@
 """From batches of source ids to translations: search, rank, align, detokenize."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -88,24 +89,17 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
             possible = [possible[i] for i in rank(texts, sentence_metric(config.mbr, task.target_lang))]
         found[row] = possible[: task.n_best]
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
-    aligned = None
+    alignments: Iterator[Alignment | None] = repeat(None)
     if task.alignments:
-        aligned = _align(ensemble, config.alignment_layer, parts, found, decoded)
+        alignments = iter(_align(ensemble, config.alignment_layer, parts, found, decoded))
     remaining = iter(decoded)
-    return [
-        [
-            Translation(
-                next(remaining),
-                h.score if task.scored else math.nan,
-                h.log_prob if task.scored else math.nan,
-                len(h.ids) + h.finished,
-                h.finished,
-                aligned[part][k] if aligned else None,
-            )
-            for k, h in enumerate(hypotheses)
-        ]
-        for part, hypotheses in enumerate(found)
-    ]
+
+    def translation(h: Hypothesis) -> Translation:
+        score, log_prob = (h.score, h.log_prob) if task.scored else (math.nan, math.nan)
+        tokens = len(h.ids) + h.finished
+        return Translation(next(remaining), score, log_prob, tokens, h.finished, next(alignments))
+
+    return [[*map(translation, hypotheses)] for hypotheses in found]
 
 
 def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothesis]]:
@@ -154,24 +148,17 @@ def _align(
     parts: Sequence[Part],
     found: list[list[Hypothesis]],
     decoded: Sequence[str],
-) -> list[list[Alignment]]:
-    """Word alignments of the hypotheses of each part, from the attention of forced decoding. `decoded` are
-    the texts of all hypotheses."""
+) -> list[Alignment]:
+    """Word alignments of all hypotheses, from the attention of forced decoding. `decoded` are their texts."""
     most, tokenizer = max(map(len, found)), ensemble.tokenizer
     filled = [[*hypotheses, *[hypotheses[0]] * (most - len(hypotheses))] for hypotheses in found]
     rows = [h.ids or [tokenizer.special.eos] for hypotheses in filled for h in hypotheses]
     targets = padded(rows, tokenizer.special.pad, ensemble.device)[0]
     weights = cross_attention(ensemble.models, *_sources(ensemble, parts), targets, layer)
     attention = weights.float().cpu().numpy()  # (B * most, T, S)
-    texts = iter(decoded)
-    return [
-        [
-            align(
-                attention[part * most + k],
-                parts[part].words,
-                words_at(next(texts), tokenizer.target.decoded_positions(h.ids)),
-            )
-            for k, h in enumerate(hypotheses)
-        ]
-        for part, hypotheses in enumerate(found)
-    ]
+    texts, aligned = iter(decoded), []
+    for row, (part, hypotheses) in enumerate(zip(parts, found, strict=True)):
+        for k, h in enumerate(hypotheses):
+            words = words_at(next(texts), tokenizer.target.decoded_positions(h.ids))
+            aligned.append(align(attention[row * most + k], part.words, words))
+    return aligned

@@ -62,14 +62,10 @@ def join(parts: Sequence[Translation], space: str, length_penalty: float) -> Tra
     tokens = sum(part.tokens for part in parts)
     log_prob = sum(part.log_prob for part in parts)
     coverage = sum(part.score - part.log_prob / part.tokens**length_penalty for part in parts)
-    return Translation(
-        text,
-        log_prob / tokens**length_penalty + coverage,
-        log_prob,
-        tokens,
-        all(part.finished for part in parts),
-        None if parts[0].alignment is None else tuple(dict.fromkeys(alignment)),
-    )
+    score = log_prob / tokens**length_penalty + coverage
+    finished = all(part.finished for part in parts)
+    aligned = None if parts[0].alignment is None else tuple(dict.fromkeys(alignment))
+    return Translation(text, score, log_prob, tokens, finished, aligned)
 
 
 def _join_lines(lines: Sequence[Translation], text: str, n_best: int, length_penalty: float) -> Translation:

@@ -58,14 +58,12 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     sets = []
     for name, corpus in data.test.items():
         pairs = list(raise_errors(read_corpus(corpus)))
-        others = [
-            [line for file in files for line in read_text(file)] for files in further_references(corpus)
-        ]
+        further = further_references(corpus)
+        others = [[line for file in files for line in read_text(file)] for files in further]
         for number, lines in enumerate(others, start=2):
             if len(lines) != len(pairs):
-                raise DataError(
-                    f"{name} has {len(pairs)} pairs but reference {number} has {len(lines)} lines"
-                )
+                found = f"reference {number} has {len(lines)} lines"
+                raise DataError(f"{name} has {len(pairs)} pairs but {found}")
         references = [[pair.target for pair in pairs], *others]
         direction = data.direction_of(corpus) if data.language_tags != "none" else None
         sets.append(TestSet(name, [pair.source for pair in pairs], references, direction))
@@ -80,15 +78,13 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
     """
     data = _data_of(run_dir, overrides)
     if data is None:
-        raise UsageError(
-            f"{run_dir}: does not belong to a run, so it has no validation set; leave out --validation"
-        )
+        problem = "does not belong to a run, so it has no validation set"
+        raise UsageError(f"{run_dir}: {problem}; leave out --validation")
     if isinstance(data.validation, Holdout):
         folder = find_data_folder(data, run_folder_of(run_dir) or run_dir)
         if not (summary := read_summary(folder)).get("complete"):
-            raise DataError(
-                f"{folder}: the held-out pairs are missing; restore it, or give --source and --reference"
-            )
+            cure = "restore it, or give --source and --reference"
+            raise DataError(f"{folder}: the held-out pairs are missing; {cure}")
         pairs = read_validation(folder, summary)
         directions = directions_of_validation(data, summary, pairs)
     else:
@@ -104,9 +100,8 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
         chosen = [pair for pair, of in zip(pairs, directions, strict=True) if of == direction]
         name = f"validation {direction}" if len(set(directions)) > 1 else "validation"
         tagged = direction if data.language_tags != "none" else None
-        found.append(
-            TestSet(name, [pair.source for pair in chosen], [[pair.target for pair in chosen]], tagged)
-        )
+        sources, targets = [pair.source for pair in chosen], [pair.target for pair in chosen]
+        found.append(TestSet(name, sources, [targets], tagged))
     return found
 
 
@@ -141,8 +136,7 @@ def with_augmented(
         yield test
         direction = test.direction or translator.direction
         source_side = Side(direction.source, tokenizer.source.symbol_pattern)
-        target_side = Side(direction.target, tokenizer.target.symbol_pattern)
-        sides = source_side, target_side
+        sides = source_side, Side(direction.target, tokenizer.target.symbol_pattern)
         for name in changes:
             pairs = [
                 change_pair(name, source, references, sides, random.Random(f"{name} {row}"))
@@ -152,9 +146,8 @@ def with_augmented(
             if sources == test.sources:
                 log.warning("%s: %s changes no sentence; the copy is left out", test.name, name)
                 continue
-            references = zip(*(references for _, references in pairs), strict=True)
-            copied = list(map(list, references))
-            yield TestSet(f"{test.name}, {name}", sources, copied, test.direction)
+            references = [[*each] for each in zip(*(changed for _, changed in pairs), strict=True)]
+            yield TestSet(f"{test.name}, {name}", sources, references, test.direction)
 
 
 def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[MetricScore]:

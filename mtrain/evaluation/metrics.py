@@ -116,6 +116,5 @@ def require_equal_counts(hypotheses: Sequence[str], references: References) -> N
     count = len(hypotheses)
     for number, reference in enumerate(references, start=1):
         if len(reference) != count:
-            raise DataError(
-                f"reference {number} has {len(reference)} lines but there are {count} translations"
-            )
+            lines = f"reference {number} has {len(reference)} lines"
+            raise DataError(f"{lines} but there are {count} translations")

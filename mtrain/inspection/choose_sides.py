@@ -118,10 +118,10 @@ def _by_key(sides: Sequence[FoundText], key: str | None) -> FoundText | None:
         return None
     found = [side for side in sides if key in (str(side.key), side.name)]
     if not found:
-        known = ", ".join(
-            str(side.key) if str(side.key) == side.name else f"{side.key} ({side.name})" for side in sides
+        names = (
+            f"{side.key}" if f"{side.key}" == side.name else f"{side.key} ({side.name})" for side in sides
         )
-        raise UsageError(f"no column {key}; choose from {known}")
+        raise UsageError(f"no column {key}; choose from {', '.join(names)}")
     return found[0]
 
 

@@ -140,9 +140,8 @@ def divide_by_role(groups: Sequence[Group]) -> Roles:
     for group in groups:
         by_role["train" if len(groups) == 1 else _role_of(group)].append(group)
     if not by_role["train"]:
-        raise UsageError(
-            "the names of all files say validation or test; name those with --validation, --test"
-        )
+        cure = "name those with --validation, --test"
+        raise UsageError(f"the names of all files say validation or test; {cure}")
     return Roles(**by_role)
 
 

@@ -35,9 +35,8 @@ def source_folder(source: str) -> Path:
                 break
     except Exception as error:  # huggingface_hub and its network library raise many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(
-            f"{source}: no such folder, and not available from the Hugging Face Hub: {reason}"
-        ) from None
+        problem = "no such folder, and not available from the Hugging Face Hub"
+        raise ModelError(f"{source}: {problem}: {reason}") from None
     return folder
 
 
@@ -62,12 +61,11 @@ def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     Raises ModelError if there is no such file, if one is missing or damaged, or if a value is not a dense
     tensor of floating-point numbers that are all stored in the file.
     """
-    names = [name + end for name in WEIGHTS for end in ("", _INDEX)]
-    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    candidates = [folder / (name + end) for name in WEIGHTS for end in ("", _INDEX)]
+    file = next(filter(Path.is_file, candidates), None)
     if file is None:
-        raise ModelError(
-            f"{folder}: contains neither {' nor '.join(WEIGHTS)}, nor the index of several such files"
-        )
+        names = " nor ".join(WEIGHTS)
+        raise ModelError(f"{folder}: contains neither {names}, nor the index of several such files")
     tensors = _read_shards(file) if file.name.endswith(_INDEX) else _read_file(file)
     for name, tensor in tensors.items():
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta

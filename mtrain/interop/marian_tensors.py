@@ -139,10 +139,8 @@ def from_marian(
             shape = [1, rows] if name == BIAS else [rows // len(names), *rest]
             if name not in theirs:
                 raise ModelError(f"{file}: missing tensor {name}")
-            if list(theirs[name].shape) != shape:
-                raise ModelError(
-                    f"{file}: {name} has the shape {list(theirs[name].shape)}; config.json requires {shape}"
-                )
+            if (found := list(theirs[name].shape)) != shape:
+                raise ModelError(f"{file}: {name} has the shape {found}; config.json requires {shape}")
             if not theirs[name].isfinite().all():
                 raise ModelError(f"{file}: {name} contains NaN or infinity")
         joined = torch.cat([theirs[name] for name in names])

@@ -47,13 +47,10 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
     target_ids = {piece: i for i, piece in enumerate(target)}
 
     def translate(row: list[int], limit: int) -> list[int]:
-        [found] = translator.translate_batch(
-            [[source[i] for i in row]],
-            beam_size=1,
-            max_input_length=0,
-            min_decoding_length=0,  # 1 by default, which rules out empty translations
-            max_decoding_length=limit,
-        )
+        pieces = [source[i] for i in row]
+        # By default, the minimum is 1, which rules out empty translations.
+        lengths = {"max_input_length": 0, "min_decoding_length": 0, "max_decoding_length": limit}
+        [found] = translator.translate_batch([pieces], beam_size=1, **lengths)
         return [target_ids[piece] for piece in found.hypotheses[0]]
 
     def log_probs(row: list[int], output: list[int]) -> list[float]:
@@ -178,9 +175,8 @@ def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[
     ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs omit it
     [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(SPACES)
     if ours.strip() != theirs.strip():
-        raise ModelError(
-            f"the exported tokenizer differs: the text of {ids} is {ours!r}, exported {theirs!r}"
-        )
+        texts = f"the text of {ids} is {ours!r}, exported {theirs!r}"
+        raise ModelError(f"the exported tokenizer differs: {texts}")
 
 
 def _is_tie(

@@ -117,9 +117,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 )
                 grad, divergence = logits, divergence + (kl * keep[chunk][0::2]).sum()
             elif with_grad:
-                grad, normalizer = _softmax_and_normalizer(
-                    logits, label, label_logits, keep[chunk], partial(project, x)
-                )
+                again = partial(project, x)
+                grad, normalizer = _softmax_and_normalizer(logits, label, label_logits, keep[chunk], again)
                 _add_to_labels_(grad, label, smoothing - 1)
             else:
                 normalizer = logits.to(accurate).logsumexp(dim=-1, keepdim=True)
@@ -171,7 +170,11 @@ class _Gradients:
 
 
 def _softmax_and_normalizer(
-    logits: Tensor, label: Tensor, label_logits: Tensor, keep: Tensor, again: Callable[[], Tensor] | None
+    logits: Tensor,
+    label: Tensor,
+    label_logits: Tensor,
+    keep: Tensor,
+    again: Callable[[], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax (rows, V) and logsumexp (rows, 1) of each row of logits (rows, V), given those at the label.
     Where `keep` (rows, 1) is 0, the logsumexp does not matter.
@@ -224,9 +227,7 @@ def _replace_by_gradient_(
     normalizers, divergences = [], []
     for part in (slice(start, start + rows) for start in range(0, logits.size(0), rows)):
         accurate = logits[part].to(label_logits.dtype)  # a view if the logits already have this type
-        softmax, normalizer = _softmax_and_normalizer(
-            accurate, label[part], label_logits[part], keep[part], None
-        )
+        softmax, normalizer = _softmax_and_normalizer(accurate, label[part], label_logits[part], keep[part])
         normalizers.append(normalizer)
         divergences.append(_replace_by_r_drop_gradient_(accurate, softmax, r_drop / 2))
         _add_to_labels_(accurate, label[part], at_label)

@@ -9,7 +9,6 @@ H heads, D head width, E = H*D, P positions of prefixes, V vocabulary size, k re
 """
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -40,16 +39,13 @@ def add_norm(
     return normed.to(dtype)
 
 
-def own_attention(
-    projected: Tensor, cache: Tensor, past: Tensor | None, position: Tensor, bound: int | None = None
-) -> Tensor:
+def own_attention(projected: Tensor, cache: Tensor, past: Tensor | None, position: Tensor) -> Tensor:
     """Self-attention (N, E) of one position of each row to itself and to earlier positions.
 
     `projected` (N, 3E) contains queries, keys and values. `cache` (2, B, H, T*K, D) contains the keys and
     values of earlier positions; those of beam k at `position` (1) int64 are stored in slot position * K + k.
     `past` (B, K, T*K) uint8 is not 0 at the slots of earlier positions that a beam attends to; what it
-    contains at later slots is ignored. If K is 1, it may be None: all earlier positions. `position` is less
-    than `bound` (None: T); operators read only so many positions of the cache.
+    contains at later slots is ignored. If K is 1, it may be None: all earlier positions.
     """
     if _uses_triton(cache):
         from mtrain.kernels.triton import decoding
@@ -60,11 +56,11 @@ def own_attention(
     beams = parts.size(3)
     rows = torch.arange(beams, device=cache.device)
     cache.index_copy_(3, position * beams + rows, parts[1:])
-    keys, values = cache[:, :, :, : slots if bound is None else bound * beams]
-    slot = torch.arange(keys.size(2), device=cache.device)
+    keys, values = cache
+    slot = torch.arange(slots, device=cache.device)
     earlier = slot < position * beams  # (slots,)
     allowed = slot == position * beams + rows[:, None]  # (K, slots)
-    allowed = allowed | (earlier if past is None else earlier & (past[:, None, :, : len(slot)] != 0))
+    allowed = allowed | (earlier if past is None else earlier & (past[:, None] != 0))
     return _attend(parts[0], keys, values, allowed, slot < (position + 1) * beams)
 
 
@@ -151,24 +147,3 @@ def best_continuations(
 
 def _uses_triton(x: Tensor) -> bool:
     return x.dtype != torch.float64 and triton_works(x.device)
-
-
-def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """The product (N, V) of x (N, E) and the transpose of `weight` (V, E), of the same type. The result of
-    types below fp32 is in fp32: in bf16, the best logits would often be equal."""
-    if x.dtype.itemsize >= torch.float32.itemsize:
-        return F.linear(x, weight)
-    if _has_wide_product(x.device, x.dtype):
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return F.linear(x.float(), weight.float())
-
-
-@cache
-def _has_wide_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a product in low precision can have a result in fp32: PyTorch has it for CUDA only."""
-    x = torch.zeros(16, 16, device=device, dtype=dtype)
-    try:
-        torch.mm(x, x, out_dtype=torch.float32)
-    except RuntimeError:
-        return False
-    return True

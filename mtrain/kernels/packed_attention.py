@@ -61,10 +61,5 @@ def packed_attention(
 
 
 def _suits_flash(head_width: int, capability: tuple[int, int]) -> bool:
-    return (
-        head_width % 8 == 0
-        and head_width <= _FLASH_HEAD_WIDTH
-        and capability >= (8, 0)
-        and torch.version.hip is None
-        and torch.backends.cuda.is_flash_attention_available()
-    )
+    fits = head_width % 8 == 0 and head_width <= _FLASH_HEAD_WIDTH and capability >= (8, 0)
+    return fits and torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()

@@ -14,8 +14,11 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 def product_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """The product of two matrices in fp32, which is not rounded to the type of the matrices in between."""
-    if a.dtype != torch.float32 and _can_return_fp32(a.device, a.dtype):
+    """The product of two matrices of the same type. If that is lower than fp32, the product is in fp32, and
+    is not rounded in between."""
+    if a.dtype.itemsize >= torch.float32.itemsize:
+        return a @ b
+    if _can_return_fp32(a.device, a.dtype):
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
 

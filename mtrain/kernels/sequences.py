@@ -19,7 +19,7 @@ class Padded(NamedTuple):
     """Sequences that are padded on the right to the same length, one sequence after another."""
 
     rows: int  # N
-    length: int  # T
+    longest: int  # T: no sequence has more tokens
     keep: Tensor | None = None  # (N, T), True at real tokens; None if no mask is needed
 
     @classmethod
@@ -27,22 +27,17 @@ class Padded(NamedTuple):
         """The sequences of ids x (N, T), or of states (N, T, E), and their mask (N, T)."""
         return cls(x.size(0), x.size(1), keep)
 
-    @property
-    def longest(self) -> int:
-        """No sequence has more tokens."""
-        return self.length
-
     def twice(self) -> Self:
         """The sequences of all tokens, followed by those of the same tokens once more."""
-        return type(self)(2 * self.rows, self.length, None if self.keep is None else self.keep.repeat(2, 1))
+        return type(self)(2 * self.rows, self.longest, None if self.keep is None else self.keep.repeat(2, 1))
 
     def by_row(self, x: Tensor) -> Tensor:
         """x (P, ..) as (N, T, ..)."""
-        return x.view(self.rows, self.length, *x.shape[1:])
+        return x.view(self.rows, self.longest, *x.shape[1:])
 
     def positions(self, device: torch.device) -> Tensor:
         """The position (T) of each token in its sequence, the same in each row."""
-        return torch.arange(self.length, device=device)
+        return torch.arange(self.longest, device=device)
 
     def add(self, x: Tensor, table: Tensor) -> Tensor:
         """x (P, E) plus, for each token, the entry of its position in a table (T, E), or its own entry in a
@@ -53,7 +48,7 @@ class Padded(NamedTuple):
         """For each of the ids (P), the index (P) of the first token with the same id in its sequence."""
         by_row = self.by_row(ids)
         same = by_row[:, :, None] == by_row[:, None, :]  # (N, T, T)
-        starts = self.length * torch.arange(self.rows, device=ids.device)
+        starts = self.longest * torch.arange(self.rows, device=ids.device)
         return (same.int().argmax(dim=-1) + starts[:, None]).flatten()
 
     def sum_before(self, x: Tensor) -> Tensor:

@@ -9,20 +9,12 @@ from torch import Tensor, nn
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.cross_entropy import IGNORE
-from mtrain.kernels.sequences import Padded, Sequences
+from mtrain.kernels.sequences import Sequences
 from mtrain.model.loss import LossSums
-from mtrain.model.transformer import (
-    Dropout,
-    Embed,
-    EncoderLayer,
-    Linear,
-    initialize,
-    make_final_norm,
-    make_learned_positions,
-)
+from mtrain.model.transformer import Dropout, Encoder, Linear, initialize
 
 
-class PairClassifier(nn.Module):
+class PairClassifier(Encoder):
     """Tells good sentence pairs from bad ones: an encoder over "source EOS target EOS", the mean of its
     output, and a linear layer.
 
@@ -34,13 +26,7 @@ class PairClassifier(nn.Module):
     """
 
     def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.config = config
-        self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
-        self.learned_positions = make_learned_positions(config)
-        self.embed = Embed(config)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.encoder_norm = make_final_norm(config)
+        super().__init__(config)
         self.segment_embedding = nn.Embedding(2, config.d_model)
         self.pooled_dropout = Dropout(config.dropout)
         self.classifier = Linear(config.d_model, 1)
@@ -60,30 +46,18 @@ class PairClassifier(nn.Module):
             pooled = sources.mean(x)  # (B, E)
             return self.classifier(self.pooled_dropout(pooled)).squeeze(1)  # type: ignore[no-any-return]
 
-    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
-        """The encoder output (B, S, E) for ids "source EOS target EOS" (B, S)."""
-        sequences = Padded.of(source, source_keep)
-        return sequences.by_row(self.encode_tokens(source.flatten(), sequences))
-
-    def encode_tokens(self, ids: Tensor, sequences: Sequences) -> Tensor:
-        """The encoder output (P, E) for ids "source EOS target EOS" (P)."""
-        x = self.embed(ids, sequences, self.source_embedding, self._positions(ids, sequences))
-        for layer in self.encoder:
-            x = layer(x, sequences)
-        return self.encoder_norm(x)  # type: ignore[no-any-return]
-
-    def _positions(self, ids: Tensor, sequences: Sequences) -> Tensor:
+    def positions_of(self, ids: Tensor, sources: Sequences) -> Tensor:
         """Embeddings of the position of each token, which starts again in the target, and of its segment. For
         the shape, see `by_row`."""
         ends = (ids == self.config.eos_id).int()
-        in_target = sequences.sum_before(ends).clamp(max=1)  # (P): 1 after the first EOS
-        place_in_target = sequences.by_row(sequences.sum_before(in_target))
-        in_target = sequences.by_row(in_target)
+        in_target = sources.sum_before(ends).clamp(max=1)  # (P): 1 after the first EOS
+        place_in_target = sources.by_row(sources.sum_before(in_target))
+        in_target = sources.by_row(in_target)
         segments: Tensor = self.segment_embedding(in_target) * math.sqrt(self.config.d_model)
-        table = self.embed.positions(0, sequences.longest, self.learned_positions)
+        table = self.embed.positions(0, sources.longest, self.learned_positions)
         if table is None:
             return segments
-        places = torch.where(in_target > 0, place_in_target, sequences.positions(ids.device))
+        places = torch.where(in_target > 0, place_in_target, sources.positions(ids.device))
         return table[places.clamp(max=len(table) - 1)] + segments  # as learned ones are limited
 
     def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, targets: Sequences) -> LossSums:

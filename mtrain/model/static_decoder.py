@@ -8,7 +8,8 @@ they were stored, and the kernels are those of `mtrain.kernels.decoding_step`.
 import torch
 from torch import Tensor, nn
 
-from mtrain.kernels.decoding_step import add_norm, cross_attention, own_attention, wide_product
+from mtrain.kernels.decoding_step import add_norm, cross_attention, own_attention
+from mtrain.kernels.precision import product_fp32
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer, memory_keys_and_values
 from mtrain.model.transformer import DecoderLayer, MultiHeadAttention, Residual, rotate
@@ -46,7 +47,7 @@ class StaticDecoder:
                 part.copy_(new)
 
     def decode_next(
-        self, last: Tensor, past: Tensor | None, position: Tensor, source_lengths: Tensor, bound: int | None
+        self, last: Tensor, past: Tensor | None, position: Tensor, source_lengths: Tensor
     ) -> Tensor:
         """Logits (N, V) of the tokens that follow `last` (B', K) in the first B' sentences, in fp32 or fp64.
         `source_lengths` (B') are int32; for the rest see `own_attention`."""
@@ -61,7 +62,7 @@ class StaticDecoder:
             h = attention.query_key_value.forward(stream.before(layer.self_attention_residual))
             if attention.rotary:
                 _rotate_(h, attention, position)
-            h = own_attention(h, cache[:, :sentences], past, position, bound)
+            h = own_attention(h, cache[:, :sentences], past, position)
             stream.after(layer.self_attention_residual, attention.output.forward(h))
             attention = layer.cross_attention
             h = stream.before(layer.cross_attention_residual)
@@ -70,7 +71,8 @@ class StaticDecoder:
             stream.after(layer.cross_attention_residual, attention.output.forward(h))
             h = layer.feed_forward(stream.before(layer.feed_forward_residual))
             stream.after(layer.feed_forward_residual, h)
-        logits = wide_product(stream.normalized(model.decoder_norm), self.model.low_weight)
+        # In bf16, the best logits would often be equal.
+        logits = product_fp32(stream.normalized(model.decoder_norm), self.model.low_weight.t())
         return logits if self.model.bias is None else logits.add_(self.model.bias)
 
     def move(self, sentences: Tensor, positions: int) -> None:

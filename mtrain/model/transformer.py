@@ -321,7 +321,36 @@ class DecoderLayer(nn.Module):
 # ------------------------------------------------------------------------------------------------ the model
 
 
-class Transformer(nn.Module):
+class Encoder(nn.Module):
+    """The encoder with its embeddings: the first part of a Transformer and of a pair classifier."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
+        self.learned_positions = make_learned_positions(config)
+        self.embed = Embed(config)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder_norm = make_final_norm(config)
+
+    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
+        """The encoder output, "memory" (B, S, E), for source ids (B, S) and their mask (B, S)."""
+        sources = Padded.of(source, source_keep)
+        return sources.by_row(self.encode_tokens(source.flatten(), sources))
+
+    def encode_tokens(self, ids: Tensor, sources: Sequences) -> Tensor:
+        """The encoder output (P, E) for source ids (P)."""
+        x = self.embed(ids, sources, self.source_embedding, self.positions_of(ids, sources))
+        for layer in self.encoder:
+            x = layer(x, sources)
+        return self.encoder_norm(x)  # type: ignore[no-any-return]
+
+    def positions_of(self, ids: Tensor, sources: Sequences) -> Tensor | None:
+        """Embeddings of the positions of source ids (P); see `Padded.add`."""
+        return self.embed.positions(0, sources.longest, self.learned_positions)
+
+
+class Transformer(Encoder):
     """The encoder-decoder Transformer.
 
     Tied embeddings (section 3.4) are one parameter with one name: `target_embedding` is None if it is tied to
@@ -329,14 +358,8 @@ class Transformer(nn.Module):
     """
 
     def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.config, tie = config, config.tie_embeddings
-        width, vocab = config.d_model, config.target_vocab_size
-        self.source_embedding = nn.Embedding(config.source_vocab_size, width)
-        self.learned_positions = make_learned_positions(config)
-        self.embed = Embed(config)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.encoder_norm = make_final_norm(config)
+        super().__init__(config)
+        tie, width, vocab = config.tie_embeddings, config.d_model, config.target_vocab_size
         self.target_embedding = None if tie == "all" else nn.Embedding(vocab, width)
         self.output_weight = nn.Parameter(torch.empty(vocab, width)) if tie == "none" else None
         self.output_bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
@@ -352,13 +375,6 @@ class Transformer(nn.Module):
         ids (P) of some pairs, of which each target starts with BOS."""
         return self.decode_tokens(target_in, targets, self.encode_tokens(source, sources), sources)
 
-    # Batches of padded sequences
-
-    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
-        """The encoder output, "memory" (B, S, E), for source ids (B, S) and their mask (B, S)."""
-        sources = Padded.of(source, source_keep)
-        return sources.by_row(self.encode_tokens(source.flatten(), sources))
-
     def decode(self, target_in: Tensor, memory: Tensor, source_keep: Tensor) -> Tensor:
         """Hidden states (N, T, E) of all positions of target ids (N, T) that start with BOS, N / B for each
         sentence."""
@@ -366,16 +382,6 @@ class Transformer(nn.Module):
         targets, sources = Padded.of(target_in), Padded.of(memory, source_keep)
         hidden = self.decode_tokens(target_in.flatten(), targets, memory.flatten(0, 1), sources)
         return targets.by_row(hidden)
-
-    # Tokens
-
-    def encode_tokens(self, ids: Tensor, sources: Sequences) -> Tensor:
-        """The encoder output (P, E) for source ids (P)."""
-        positions = self.embed.positions(0, sources.longest, self.learned_positions)
-        x = self.embed(ids, sources, self.source_embedding, positions)
-        for layer in self.encoder:
-            x = layer(x, sources)
-        return self.encoder_norm(x)  # type: ignore[no-any-return]
 
     def decode_tokens(self, ids: Tensor, targets: Sequences, memory: Tensor, sources: Sequences) -> Tensor:
         """Hidden states (N*T, E) for target ids (N*T), given the encoder output (B*S, E)."""

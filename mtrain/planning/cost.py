@@ -93,19 +93,6 @@ def flops_of(config: ModelConfig, shape: Shape) -> int:
     return 3 * 2 * (layers + shape.target * width * classes)
 
 
-# Operations that PyTorch dispatches on a GPU for a micro-batch, views not counted: for each encoder layer,
-# for each decoder layer, and for the rest; in low precision, and in fp32, where nothing is cast. Derived from
-# the code, for ReLU, dropout, tied embeddings and a single chunk of logits.
-_OPERATIONS = {True: (61, 107, 93), False: (39, 68, 85)}
-UPDATE_OPERATIONS = 27  # of an optimizer step: norm and clipping of the gradients, AdamW
-
-
-def count_operations(config: ModelConfig, low_precision: bool) -> int:
-    """About how many operations a GPU runs for a micro-batch, without compilation and without the update."""
-    encoder, decoder, rest = _OPERATIONS[low_precision]
-    return config.encoder_layers * encoder + config.decoder_layers * decoder + rest
-
-
 # ----------------------------------------------------------------------------------------------------- memory
 
 
@@ -127,11 +114,9 @@ class TrainingDevice(NamedTuple):
         return FP32 // 2 if self.is_low else FP32
 
     def mask_bytes(self, rate: float, number: int) -> int:
-        """Bytes of an element of a dropout mask for numbers of `number` bytes. On a CPU it has their type,
-        elsewhere it is boolean."""
-        if not rate:
-            return 0
-        return number if self.hardware.on_cpu else 1
+        """Bytes of an element of a dropout mask for numbers of `number` bytes. On a CPU it has their type; on
+        a GPU it is hashed, and not stored."""
+        return number if rate and self.hardware.on_cpu else 0
 
 
 def activation_bytes(config: ModelConfig, shape: Shape, device: TrainingDevice) -> int:
@@ -168,7 +153,7 @@ def _feed_forward_bytes(config: ModelConfig, device: TrainingDevice) -> int:
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
     activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
     number = device.product_bytes
-    if config.activation == "relu" and (device.hardware.on_cpu or not rate):
+    if config.activation == "relu":
         # Saves only its result, after dropout, which is the input of the product.
         return config.ffn_dim * number
     return config.ffn_dim * ((activation + 1) * number + device.mask_bytes(rate, number))

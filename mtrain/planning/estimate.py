@@ -14,7 +14,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.planning import cost
 from mtrain.planning.cost import FP32, Shape, TrainingDevice
-from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, UTILIZATION
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import fit_micro_batch_tokens
 
@@ -190,16 +190,11 @@ class Estimator:
 
     def time(self) -> StepTime:
         """The time of a step, by the rates of the hardware: matrix products at a part of its peak, everything
-        else at a part of the bandwidth of its memory. On a GPU, at least the time to launch all operations.
+        else at a part of the bandwidth of its memory.
         """
-        hardware, low = self.device.hardware, self.device.is_low
+        hardware = self.device.hardware
         bandwidth = BANDWIDTH_UTILIZATION * hardware.bandwidth
         moved = ACTIVATION_PASSES * self._per_step(self._activation_bytes)
         products = self._flops() / (UTILIZATION * hardware.flops(self.device.product_bytes))
         update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
-        launch = 0.0 if hardware.on_cpu else LAUNCH_SECONDS
-        operations = self._per_step(lambda _: cost.count_operations(self.architecture, low))
-        return StepTime(
-            max(products + moved / bandwidth, launch * operations),
-            max(update / bandwidth, launch * cost.UPDATE_OPERATIONS),
-        )
+        return StepTime(products + moved / bandwidth, update / bandwidth)

@@ -15,8 +15,6 @@ from mtrain.training.setup.micro_batch import available_memory
 
 UTILIZATION = 0.3  # of the peak, in matrix products alone; assumed
 BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed
-# From Python, of an operation on a GPU: 22 to 47e-6 in steps of base, small and tiny on an H200.
-LAUNCH_SECONDS = 30e-6
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed
 # Of a process on a CPU, as measured (docs/experiments/large-corpora.md): the size of its heap relative to its
 # tensors, since memory that is freed leaves gaps; and what libraries and decoding in validation take.
@@ -63,14 +61,12 @@ class Hardware(NamedTuple):
 
 ETHERNET = Link("100 Gbit/s Ethernet", 12.5e9, 30e-6)  # one link for each node
 # NVIDIA A100 80GB, H100 and H200 Tensor Core GPU datasheets, SXM versions; "with sparsity" halved.
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Hardware("a100", 312e12, 19.5e12, 80e9, 2.039e12, 300e9),
-        Hardware("h100", 989e12, 67e12, 80e9, 3.35e12, 450e9),
-        Hardware("h200", 989e12, 67e12, 141e9, 4.8e12, 450e9),
-    )
-}
+_KNOWN = (
+    Hardware("a100", 312e12, 19.5e12, 80e9, 2.039e12, 300e9),
+    Hardware("h100", 989e12, 67e12, 80e9, 3.35e12, 450e9),
+    Hardware("h200", 989e12, 67e12, 141e9, 4.8e12, 450e9),
+)
+GPUS = {gpu.name: gpu for gpu in _KNOWN}
 # Of a core with AVX2: two multiply-adds of 8 numbers in each of 3e9 cycles. Newer cores do more.
 _CORE_FLOPS, _CORE_BANDWIDTH = 2 * 2 * 8 * 3e9, 10e9
 NAMES = (*GPUS, "cpu", MEASURED)

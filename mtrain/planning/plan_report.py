@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mtrain.duration import format_duration
-from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, GPUS, LAUNCH_SECONDS, MEASURED, UTILIZATION
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, MEASURED, UTILIZATION
 from mtrain.planning.plan import Plan
 from mtrain.planning.scaling import Run
 
@@ -22,8 +22,6 @@ def plan_notes(plan: Plan) -> Iterator[str]:
     """Yield the lines below the table: assumptions and advice."""
     if plan.hardware != MEASURED:
         rates = f"{UTILIZATION:.0%} of peak FLOP/s, {BANDWIDTH_UTILIZATION:.0%} of peak bandwidth"
-        if plan.hardware in GPUS:
-            rates += f", {LAUNCH_SECONDS * 1e6:.0f} us per operation"
         yield f"assumed, not measured: {rates}"
     yield from (f"advice: {advice}" for advice in plan.advice)
 

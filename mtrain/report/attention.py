@@ -76,16 +76,14 @@ def attention_maps(
             kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(weights, kind)]
             for kind in KINDS
         }
-        last = model.config.decoder_layers - 1
-        layer = translator.decoding.alignment_layer
-        attention_map = AttentionMap(
+        last, layer = model.config.decoder_layers - 1, translator.decoding.alignment_layer
+        best = last if layer is None else min(layer, last)
+        is_cut = max(len(source), len(target)) >= longest
+        source_tokens, target_tokens = (
             _pieces(tokenizer.source, source_ids),
             _pieces(tokenizer.target, target_ids),
-            percent,
-            max(len(source), len(target)) >= longest,
-            last if layer is None else min(layer, last),
         )
-        maps.append(attention_map)
+        maps.append(AttentionMap(source_tokens, target_tokens, percent, is_cut, best))
     return maps
 
 

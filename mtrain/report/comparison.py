@@ -149,9 +149,8 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
 
 
 def _scores(scores: SentenceScores, row: int) -> str:
-    return ", ".join(
-        f"{TITLES[metric]} {values[row]:.{_digits(metric)}f}" for metric, values in scores.items()
-    )
+    columns = scores.items()
+    return ", ".join(f"{TITLES[metric]} {values[row]:.{_digits(metric)}f}" for metric, values in columns)
 
 
 def _digits(metric: str) -> int:

@@ -45,9 +45,9 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
     used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
     axis_choices = {"steps": "steps", "tokens": "target tokens", "hours": "hours"}
     axes: list[dict[str, Any]] = []
-    charts: dict[str, Any] = {
-        chart.key: {"log": chart.log, "series": _series(runs, chart, axes)} for chart in used
-    }
+    charts: dict[str, Any] = {}
+    for chart in used:
+        charts[chart.key] = {"log": chart.log, "series": _series(runs, chart, axes)}
     if similarity:
         lines = [
             {"label": label, "run": run, "points": False, "x": list(points[0]), "y": list(points[1])}

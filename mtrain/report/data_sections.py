@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
-from itertools import pairwise
 
 from mtrain.config.languages import split_tag
-from mtrain.data.scanning.block_scan import LENGTH_BINS, RATIO_BINS
+from mtrain.data.scanning.block_scan import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
@@ -57,23 +56,18 @@ def _finding_tables(found: Findings) -> str:
         for name, counts in found.sets.items()
     ]
     columns = ["set", "pairs", "empty", "unreadable", "sources in training"]
-    suspicious = [
-        [kind, f"{each.count:,}", ", ".join(each.places[:3])]
-        for kind, each in found.suspicious.items()
-        if each.count
-    ]
+    kinds = [(kind, each) for kind, each in found.suspicious.items() if each.count]
+    suspicious = [[kind, f"{each.count:,}", ", ".join(each.places[:3])] for kind, each in kinds]
     tables = [html_table("Sets", columns, sets)]
     if found.corpora:
         corpora = [[name, f"{count:,}"] for name, count in found.corpora.items()]
         tables.append(html_table("Training corpora", ["corpus", "pairs"], corpora))
     if suspicious:
         tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
-    words = [*(f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
-    ratios = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
     tables += [
-        _histogram("Words of the source", words, found.lengths[0]),
-        _histogram("Words of the target", words, found.lengths[1]),
-        _histogram("Characters, target / source", ratios, found.ratios),
+        _histogram("Words of the source", LENGTH_LABELS, found.lengths[0]),
+        _histogram("Words of the target", LENGTH_LABELS, found.lengths[1]),
+        _histogram("Characters, target / source", RATIO_LABELS, found.ratios),
     ]
     return "".join(tables)
 

@@ -1,22 +1,32 @@
 """When training ends."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from mtrain.config.sections.stages import Stage
 from mtrain.config.sections.training import TrainingConfig
 
 
-def limit_reached(
-    config: TrainingConfig, step: int, epoch: int, seconds: float, validations_without_improvement: int
-) -> str | None:
+class Progress(Protocol):
+    """How far a run is."""
+
+    step: int
+    seconds: float
+    validations_without_improvement: int
+
+    @property
+    def epoch(self) -> int: ...
+
+
+def limit_reached(config: TrainingConfig, progress: Progress) -> str | None:
     """The limit at which training ends, if it is reached."""
-    if config.max_steps is not None and step >= config.max_steps:
+    if config.max_steps is not None and progress.step >= config.max_steps:
         return f"max_steps ({config.max_steps})"
-    if config.max_epochs is not None and epoch >= config.max_epochs:
+    if config.max_epochs is not None and progress.epoch >= config.max_epochs:
         return f"max_epochs ({config.max_epochs})"
-    if config.max_minutes is not None and seconds >= config.max_minutes * 60:
+    if config.max_minutes is not None and progress.seconds >= config.max_minutes * 60:
         return f"max_minutes ({config.max_minutes:g})"
-    if config.patience is not None and validations_without_improvement >= config.patience:
+    if config.patience is not None and progress.validations_without_improvement >= config.patience:
         return f"patience (no improvement in {config.patience} validations)"
     return None
 

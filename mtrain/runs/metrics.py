@@ -67,9 +67,8 @@ def read_curves(lines: list[Record]) -> dict[str, Curve]:
     axes = ("step", "seconds")
     lines = [line for line in lines if all(math.isfinite(to_number(line.get(axis))) for axis in axes)]
     lines.sort(key=lambda line: to_number(line["step"]))
-    training = [
-        line for line in lines if "loss" in line and math.isfinite(to_number(line.get("target_tokens")))
-    ]
+    of_steps = (line for line in lines if "loss" in line)
+    training = [line for line in of_steps if math.isfinite(to_number(line.get("target_tokens")))]
     curves = {}
     if training:
         steps, seconds = _column(training, "step"), _column(training, "seconds")

@@ -62,22 +62,14 @@ def read_progress(run_dir: Path, training: TrainingConfig | None) -> RunProgress
         progress = RunProgress.model_validate(state)
     progress.checkpoints = len(folders)
     lines = list(read_metrics(run_dir))
-    validations = {
-        f"step-{step:08d}": Validation(step=step, scores=scores)
-        for step, scores in validation_scores(lines).items()
-    }
+    found = validation_scores(lines).items()
+    validations = {f"step-{step:08d}": Validation(step=step, scores=scores) for step, scores in found}
     progress.best = validations.get(str(index.get("best")))
     progress.last = next(reversed(validations.values()), None)
     progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
     # If a validation is due, it may select another model.
     if training is not None and not state.get("validation_due"):
-        progress.finished = limit_reached(
-            training,
-            step=progress.step,
-            epoch=progress.epoch,
-            seconds=progress.seconds,
-            validations_without_improvement=progress.validations_without_improvement,
-        )
+        progress.finished = limit_reached(training, progress)
     return progress
 
 

@@ -103,9 +103,8 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
             _sync(path)
         if os.path.lexists(old):  # something in it cannot be moved or removed
             left = old.rename(free_name(old))
-            log.warning(
-                "%s: some files of an earlier version could not be moved; they are in %s", folder, left
-            )
+            message = "%s: some files of an earlier version could not be moved; they are in %s"
+            log.warning(message, folder, left)
         if folder.exists():
             folder.rename(old)
         temporary.rename(folder)

@@ -2,16 +2,29 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, StorageError
 from mtrain.regular_files import MAX_JSON_BYTES, UNLIMITED, open_file, read_file, require_plausible
 
 MANIFEST = "manifest.json"
 CARD, INFO = "README.md", "info.json"  # what a model folder says about the model
 UNLISTED = {MANIFEST, CARD, INFO}  # at the top of a folder: these may change without making it invalid
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """A context manager for reading a file of a data folder: raises ModelError if it is missing, StorageError
+    if it cannot be read for another reason."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ModelError(f"{file}: missing") from None
+    except OSError as error:
+        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
 
 
 def sha256(file: Path, most: int | None = None) -> str:

@@ -127,9 +127,8 @@ class ResumableOutput:
             self._digest.update(_encode(line))
         if self.lines_done:
             if self._digest.hexdigest() != self._done.sha256:
-                raise UsageError(
-                    f"{self.part}: the input has changed; remove it and leave out --continue to start over"
-                )
+                cure = "remove it and leave out --continue to start over"
+                raise UsageError(f"{self.part}: the input has changed; {cure}")
             log.info("resuming after %d lines", self.lines_done)
 
     def write(self, line: str, answer: str) -> None:

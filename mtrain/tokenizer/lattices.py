@@ -120,9 +120,8 @@ class _Trie:
         self._levels: list[tuple[int, Indices]] = []
         for depth in range(lengths.max(initial=0)):
             longer = np.flatnonzero(lengths > depth)
-            transitions, which = np.unique(
-                state[longer] << _BITS | text[starts[longer] + depth], return_inverse=True
-            )
+            found = state[longer] << _BITS | text[starts[longer] + depth]
+            transitions, which = np.unique(found, return_inverse=True)
             state[longer] = total + which
             self._levels.append((total, transitions))
             total += len(transitions)

@@ -58,9 +58,8 @@ def train_tokenizer(
             reason = f"tokenizer.vocab_size is too large for this text{side}; given {config.vocab_size}"
             if not adapt_vocab_size:
                 raise UsageError(f"{reason}; the largest possible is {size}")
-            log.info(
-                "tokenizer: the text is too small for this size; using %d, the largest possible%s", size, side
-            )
+            message = "tokenizer: the text is too small for this size; using %d, the largest possible%s"
+            log.info(message, size, side)
         elif size > config.vocab_size:
             log.info("tokenizer: the text has too many characters for this size; using %d%s", size, side)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)

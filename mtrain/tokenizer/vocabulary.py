@@ -84,10 +84,8 @@ class Vocabulary:
         tags = [self._tag_of(text) for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         found = self.processor.encode(rest, return_type="offset_mapping", num_threads=self.threads)
-        return [
-            [*[0] * bool(tag), *(len(tag) + begin for begin, _ in row["offsets"])]
-            for tag, row in zip(tags, found, strict=True)
-        ]
+        rows = zip(tags, found, strict=True)
+        return [[*[0] * bool(tag), *(len(tag) + begin for begin, _ in row["offsets"])] for tag, row in rows]
 
     def _tag_of(self, text: str) -> str:
         """The tag of a Marian model that a text begins with, or nothing."""
@@ -236,9 +234,8 @@ def _read_mapping(file: Path) -> dict[str, int]:
     limit = 2 * len(ids)  # some ids may be unused, but not most
     for piece, i in ids.items():
         if type(i) is not int or not 0 <= i < limit:
-            raise ModelError(
-                f"{file}: the id of {piece!r} is {i!r}; expected an integer from 0 to {limit - 1}"
-            )
+            expected = f"an integer from 0 to {limit - 1}"
+            raise ModelError(f"{file}: the id of {piece!r} is {i!r}; expected {expected}")
         if not piece.isascii() and any("\ud800" <= c <= "\udfff" for c in piece):
             raise ModelError(f"{file}: {piece!r} is not valid Unicode")
     if len(set(ids.values())) < len(ids):

@@ -90,22 +90,19 @@ class ModelSelection:
         A failure does not end training: it is logged, and the next validation tries again. The `last`
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
-        while True:
-            if self._validate_if_due(saved) and self._publish():
-                self.failures = 0
-                return
-            if not last:
-                return
+        self._complete(lambda: self._validate_if_due(saved) and self._publish(), last)
 
     def publish(self, last: bool) -> None:
         """Publish the best weights of a run that was interrupted, unless the published files are valid and up
         to date. For failures, and `last`, see `validate`."""
-        while True:
-            if self._publish(verify=True):
-                self.failures = 0
-                return
-            if not last:
-                return
+        self._complete(lambda: self._publish(verify=True), last)
+
+    def _complete(self, work: Callable[[], bool], last: bool) -> None:
+        """Do `work` once, or until it succeeds if this is the `last` time."""
+        while not (done := work()) and last:
+            pass
+        if done:
+            self.failures = 0
 
     def scores_of(self, model: AnyModel) -> Scores | ClassifierScores | None:
         """The scores of a model on the validation set, on rank 0; None on the others. Raises MtrainError or

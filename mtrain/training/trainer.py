@@ -97,14 +97,7 @@ class Trainer:
 
     def limit_reached(self) -> str | None:
         """The limit at which training ends, if it is reached."""
-        state = self.state
-        return limit_reached(
-            self.config.training,
-            step=state.step,
-            epoch=state.epoch,
-            seconds=state.seconds,
-            validations_without_improvement=state.validations_without_improvement,
-        )
+        return limit_reached(self.config.training, self.state)
 
 
 def _initial_state(run: PreparedRun) -> TrainState:

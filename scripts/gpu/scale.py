@@ -1,6 +1,6 @@
 """What all parts share: the device, the sizes of the models, and the sentences."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.data.epochs.batching import Division, plan_batches
 from mtrain.data.epochs.loader import StepInput
+from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch
 from mtrain.model.transformer import Transformer
 from mtrain.planning.plan import random_steps
 
@@ -76,7 +77,7 @@ class Scale:
         steps = list(islice(random_steps(config, (source, target), plan, kind), count))
         if not self.on_gpu:
             return steps
-        return [step._replace(batches=[batch.pinned() for batch in step.batches]) for step in steps]
+        return [step._replace(batches=list(map(_pinned, step.batches))) for step in steps]
 
     def sentences(self, config: ModelConfig, count: int) -> list[list[int]]:
         """Random source ids without EOS, the longest sentence first."""
@@ -85,6 +86,14 @@ class Scale:
         return [
             generator.integers(EOS + 1, config.source_vocab_size, length - 1).tolist() for length in lengths
         ]
+
+
+def _pinned(batch: AnyBatch) -> AnyBatch:
+    """The batch in pinned memory, which is copied to a GPU while the host goes on."""
+    if isinstance(batch, PackedBatch):
+        return batch.pinned()
+    tensors = {name: x.pin_memory() for name, x in vars(batch).items() if isinstance(x, torch.Tensor)}
+    return replace(batch, **tensors)
 
 
 def _lengths(generator: np.random.Generator, count: int) -> Lengths:

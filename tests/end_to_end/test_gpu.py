@@ -22,7 +22,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import collate
 from mtrain.data.epochs.loader import StepInput, largest_batches
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, pack
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, pack, split_batches
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search
 from mtrain.device import copy_to_host_async, resolve_device
@@ -111,7 +111,7 @@ def gradients(
     recipe = TrainingConfig(max_steps=1, precision=precision, compile=compiled)
     learner = Learner(copied.to(device), recipe)
     total, scale = torch.zeros((), dtype=torch.float64), learner.loss_scaler.scale
-    for part in batch.split(batch.positions / 3):
+    for part in split_batches([batch], batch.positions / 3):
         loss = learner.loss(learner.model, part).loss / batch.target_tokens
         (loss * scale).backward()
         total += loss.detach().cpu()
@@ -234,7 +234,7 @@ def test_a_run_uses_graphs(make_config):
 def test_batches_are_in_pinned_memory(make_config):
     trainer = make_trainer(make_config(), device="cuda")
     batch = largest_batches(trainer.loader, trainer.planner.open(0))[0]
-    assert batch.buffer.is_pinned() and batch.split(0)[-1].buffer.is_pinned()
+    assert batch.buffer.is_pinned() and split_batches([batch], 0)[-1].buffer.is_pinned()
 
 
 def test_its_batches_are_those_of_a_cpu(make_config):

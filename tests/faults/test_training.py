@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from mtrain.checkpoint import checkpoint
 from mtrain.checkpoint.state import TrainState
+from mtrain.data.epochs.packed_batch import split_batches
 from mtrain.device import step_unless
 from mtrain.errors import DivergedError
 from mtrain.training.records.progress import SPIKE_WINDOW, Progress
@@ -196,14 +197,14 @@ def test_a_spike_of_the_nll_is_logged_with_its_pairs(tmp_path, caplog):
 def test_a_batch_is_cut_between_its_pairs(parts):
     _, _, data, tokenizer = parts
     [batch] = batches_of([[3, 1, 6]], data, tokenizer)
-    assert batch.split(batch.positions) == [batch]
-    first, second = batch.split(batch.positions - 1)
+    assert split_batches([batch], batch.positions) == [batch]
+    first, second = split_batches([batch], batch.positions - 1)
     assert (first.rows, second.rows) == ([3], [1, 6])
     assert max(first.positions, second.positions) == batch.positions * 2 // 3
     assert first.target_tokens + second.target_tokens == batch.target_tokens
     assert torch.equal(torch.cat([first.labels, second.labels]), batch.labels)
-    assert first.split(0) == [first] and replace(first).rows == [3]
-    assert [part.rows for part in batch.split(0)] == [[3], [1], [6]]
+    assert split_batches([first], 0) == [first] and replace(first).rows == [3]
+    assert [part.rows for part in split_batches([batch], 0)] == [[3], [1], [6]]
 
 
 def test_15_a_run_that_diverged_ends_with_exit_code_5_and_finite_weights(

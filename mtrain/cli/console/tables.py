@@ -43,9 +43,8 @@ def format_table(
     for row in rows:
         table.add_row(*(Text(escape_control_characters(cell)) for cell in row))
     shown = io.StringIO()
-    Console(file=shown, width=columns_of(sys.stdout), color_system=None).print(
-        Padding(table, (0, 0, 0, indent), expand=False)
-    )
+    console = Console(file=shown, width=columns_of(sys.stdout), color_system=None)
+    console.print(Padding(table, (0, 0, 0, indent), expand=False))
     yield from (line.rstrip() for line in shown.getvalue().splitlines())
 
 

@@ -166,9 +166,8 @@ def read_lines(path: Path) -> Iterator[str]:
     from mtrain.data.reading.lines import lines_of, raise_errors
     from mtrain.data.reading.lines import read_lines as lines_of_file
 
-    yield from (
-        decode_stdin(lines_of(sys.stdin.buffer)) if str(path) == "-" else raise_errors(lines_of_file(path))
-    )
+    on_stdin = str(path) == "-"
+    yield from decode_stdin(lines_of(sys.stdin.buffer)) if on_stdin else raise_errors(lines_of_file(path))
 
 
 def decode_stdin(lines: Iterable[bytes]) -> Iterator[str]:

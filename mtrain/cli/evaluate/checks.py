@@ -23,9 +23,8 @@ def check_inputs(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> Non
         raise UsageError("--validation has no effect with --reference; leave one of them out")
     if any(inputs.languages) and not references:
         option = "--from" if inputs.languages[0] else "--to"
-        raise UsageError(
-            f"{option} has no effect on the test sets of MODEL, which have their own languages; leave it out"
-        )
+        reason = "which have their own languages"
+        raise UsageError(f"{option} has no effect on the test sets of MODEL, {reason}; leave it out")
     if Path("-") in references:
         raise UsageError("--reference -: reading references from stdin is not supported; give a file")
     if [inputs.source, hypotheses, *compared].count(Path("-")) > 1:

@@ -74,9 +74,7 @@ class _Result(NamedTuple):
         }
         if test.direction:
             record["direction"] = str(test.direction)
-        if known := {
-            name: output.problems for name, output in outputs.items() if output.problems is not None
-        }:
+        if known := {name: each.problems for name, each in outputs.items() if each.problems is not None}:
             record["problems"] = known
         if self.comparisons:
             record["baseline"] = next(iter(outputs))
@@ -85,14 +83,13 @@ class _Result(NamedTuple):
                 for comparison in self.comparisons
             ]
         if self.by_length:
-            record["by_length"] = {
-                system: [
-                    {**bucket._asdict(), "scores": {score.metric: score.score for score in bucket.scores}}
-                    for bucket in buckets
-                ]
-                for system, buckets in self.by_length.items()
-            }
+            record["by_length"] = {name: [*map(_record, buckets)] for name, buckets in self.by_length.items()}
         return record
+
+
+def _record(bucket: "LengthBucket") -> dict[str, Any]:
+    """The scores of sentences of similar lengths as JSON has them."""
+    return {**bucket._asdict(), "scores": {score.metric: score.score for score in bucket.scores}}
 
 
 def report_results(

@@ -141,9 +141,8 @@ class SacrebleuCorpus(CorpusSpec):
             raise ValueError(f"sacreBLEU has no test set {self.sacrebleu}; {hint}")
         pairs = DATASETS[self.sacrebleu].langpairs
         if self.langs not in pairs:
-            raise ValueError(
-                f"{self.sacrebleu} has no language pair {self.langs}; choose from {', '.join(pairs)}"
-            )
+            known = ", ".join(pairs)
+            raise ValueError(f"{self.sacrebleu} has no language pair {self.langs}; choose from {known}")
         return self
 
 

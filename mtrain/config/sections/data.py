@@ -171,16 +171,14 @@ class DataConfig(Section):
         directions = {name: self.direction_of(corpus) for name, corpus in named.items()}
         for name, direction in {"data": self.direction, **directions}.items():
             if wrong := [code for code in direction if not re.fullmatch("[A-Za-z0-9_-]+", code)]:
-                raise ValueError(
-                    f"{name}: the language code {wrong[0]!r} cannot be a tag; use one such as de or pt-BR"
-                )
+                problem = f"the language code {wrong[0]!r} cannot be a tag"
+                raise ValueError(f"{name}: {problem}; use one such as de or pt-BR")
         return self
 
     def require_known_tags(self) -> None:
         """Raise ValueError if a corpus or test set has a language tag that is in no training corpus."""
-        directions = {
-            f"data.{name}": self.direction_of(corpus) for name, corpus in self._other_corpora.items()
-        }
+        others = self._other_corpora.items()
+        directions = {f"data.{name}": self.direction_of(corpus) for name, corpus in others}
         for name, direction in {"data": self.direction, **directions}.items():
             for tag in direction.tag(self.language_tags).split():
                 if tag not in self.tags:
@@ -229,18 +227,15 @@ class DataConfig(Section):
         codes = [code for corpus in filtered for code in self.direction_of(corpus)]
         for code in codes if self.filters.script else ():
             if not scripts_of_language(code):
-                raise ValueError(
-                    f"filters.script: the script of {code} is not known; write {code}-Latn, for example"
-                )
+                problem = f"the script of {code} is not known"
+                raise ValueError(f"filters.script: {problem}; write {code}-Latn, for example")
         if self.filters.min_score is not None:
             column = self.filters.min_score.column
-            kind, needed = (
-                (TsvCorpus, "tsv") if isinstance(column, int) else (FieldsCorpus, "jsonl, parquet or hub")
-            )
+            of_tsv = isinstance(column, int)
+            kind, needed = (TsvCorpus, "tsv") if of_tsv else (FieldsCorpus, "jsonl, parquet or hub")
             if not all(isinstance(corpus, kind) for corpus in filtered):
-                raise ValueError(
-                    f"filters.min_score: column {column} needs {needed} corpora; others need filters: off"
-                )
+                cure = "others need filters: off"
+                raise ValueError(f"filters.min_score: column {column} needs {needed} corpora; {cure}")
         return self
 
     @model_validator(mode="after")

@@ -46,14 +46,12 @@ def check_stages(stages: Sequence[Stage], names: Sequence[str]) -> None:
                 hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
                 raise ValueError(f"stage {number}: no corpus of data.train has the name {name}; {hint}")
         if stage.of is not None and stage.of not in stage.shares:
-            raise ValueError(
-                f"stage {number}: `of` names {stage.of}, which has no share in this stage; give it one"
-            )
+            problem = f"`of` names {stage.of}, which has no share in this stage"
+            raise ValueError(f"stage {number}: {problem}; give it one")
         is_limited = stage.max_epochs is not None or stage.max_steps is not None
         if number < len(stages) and not is_limited:
-            raise ValueError(
-                f"stage {number}: needs max_epochs or max_steps; only the last stage has neither"
-            )
+            reason = "only the last stage has neither"
+            raise ValueError(f"stage {number}: needs max_epochs or max_steps; {reason}")
         if number == len(stages) and is_limited:
             raise ValueError(
                 f"stage {number}: the last stage ends with the training; give training.max_epochs or "

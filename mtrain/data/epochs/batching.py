@@ -48,9 +48,8 @@ class BatchPlan(NamedTuple):
     @property
     def padding(self) -> "Padding":
         """The share of padding on each side, and on both."""
-        both = zip(
-            (*self.tokens, sum(self.tokens)), (*self.padded_tokens, sum(self.padded_tokens)), strict=True
-        )
+        kept, padded_to = ((*sides, sum(sides)) for sides in (self.tokens, self.padded_tokens))
+        both = zip(kept, padded_to, strict=True)
         return Padding(*(1 - tokens / padded if padded else 0.0 for tokens, padded in both))
 
 
@@ -203,25 +202,15 @@ class Batch:
         """Tokens of both sides, including padding."""
         return self.source.numel() + self.labels.numel()
 
-    def split(self, max_positions: float) -> list[Self]:
-        """Split in half recursively, until each part has at most `max_positions` positions or one pair."""
-        middle = len(self.rows) // 2
-        if self.positions <= max_positions or not middle:
-            return [self]
-        halves = self._part(slice(None, middle)), self._part(slice(middle, None))
-        return [part for half in halves for part in half.split(max_positions)]
-
-    def _part(self, part: slice) -> Self:
-        batch = self._with(lambda tensor: tensor[part])
-        return replace(batch, target_tokens=int((batch.labels != IGNORE).sum()), rows=self.rows[part])
+    def part(self, start: int, stop: int) -> Self:
+        """The pairs from `start` to `stop`."""
+        batch = self._with(lambda tensor: tensor[start:stop])
+        rows = self.rows[start:stop]
+        return replace(batch, target_tokens=int((batch.labels != IGNORE).sum()), rows=rows)
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on a device. Copying a pinned batch to a CUDA device does not block the host."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
-
-    def pinned(self) -> Self:
-        """The same batch in pinned memory."""
-        return self._with(Tensor.pin_memory)
+        """The same batch on a device."""
+        return self._with(lambda tensor: tensor.to(device))
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
         return replace(

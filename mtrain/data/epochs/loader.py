@@ -119,7 +119,7 @@ class Loader:
         sides = corpus.fetch(rows)
         batch = make_batch(self.device, *sides, special.pad, special.bos, rows.tolist(), self.layout_for)
         self._require_known_ids(batch)
-        return batch.pinned() if self.device.type == "cuda" else batch
+        return batch.pinned() if isinstance(batch, PackedBatch) else batch
 
     def _require_known_ids(self, batch: AnyBatch) -> None:
         """Raise DataError if a batch has ids that are not in the vocabulary because a shard has been
@@ -133,11 +133,8 @@ class Loader:
 
 def layouts_of(window: Window) -> Iterator[Layout]:
     """Yield the exact layouts of the micro-batches of a window, if they are packed."""
-    corpus = window.corpus
     for rows in chain.from_iterable(window.plan.steps):
-        source, target = corpus.source_lengths[rows], corpus.target_lengths[rows]
-        longest = max(int(side.max(initial=0)) for side in (source, target))
-        yield Layout(int(source.sum()), int(target.sum()), len(rows), longest)
+        yield Layout.of(window.corpus.source_lengths[rows], window.corpus.target_lengths[rows])
 
 
 def largest_batches(loader: Loader, window: Window) -> list[AnyBatch]:
@@ -153,8 +150,7 @@ def largest_batches(loader: Loader, window: Window) -> list[AnyBatch]:
     targets = np.array([corpus.target_lengths[rows].max() for rows in micro_batches], np.int64)
     tokens = pairs * (sources + targets)
     if batch_type(loader.device) is PackedBatch:
-        sides = corpus.source_lengths, corpus.target_lengths
-        tokens = np.array([sum(int(side[rows].sum()) for side in sides) for rows in micro_batches])
+        tokens = np.array([each.source + each.target for each in layouts_of(window) if each.sequences])
     most_tokens = int(tokens.argmax())
     if window.share < 1 or len(planner.schedule.stages) > 1:
         budget, length = planner.division.micro_batch_tokens, planner.config.longest_sequence

@@ -85,16 +85,12 @@ class Mixer:
     def _mix(self, number: int, stage: Stage, window_pairs: int) -> Mixture:
         sizes = {name: int(size.sum()) for name, size in zip(self._names, self._sizes, strict=True)}
         if empty := [name for name in stage.shares if not sizes[name]]:
-            raise DataError(
-                f"{empty[0]}: this corpus has no usable pair; remove its share from stage {number}"
-            )
+            cure = f"remove its share from stage {number}"
+            raise DataError(f"{empty[0]}: this corpus has no usable pair; {cure}")
         counted = stage.counted(self._names)
         unit = sizes[counted] / Fraction(str(stage.shares[counted]))
-        pairs = {
-            i: unit * Fraction(str(stage.shares[name]))
-            for i, name in enumerate(self._names)
-            if name in stage.shares
-        }
+        mixed = [(i, name) for i, name in enumerate(self._names) if name in stage.shares]
+        pairs = {i: unit * Fraction(str(stage.shares[name])) for i, name in mixed}
         total = ceil(sum(pairs.values()))
         buckets = ceil(len(self._sizes[0]) * total / sum(sizes.values()))  # as large as those of the corpora
         return Mixture(pairs, WindowLayout.of(total, buckets, window_pairs))

@@ -6,7 +6,7 @@ pairs have: the surplus tokens then form sequences whose labels are ignored, and
 gradient.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -48,10 +48,10 @@ class Layout(NamedTuple):
     longest: int  # no sequence has more tokens; at most as many as the model has positions
 
     @classmethod
-    def of(cls, source: Rows, target: Rows) -> Self:
-        """The layout that fits some pairs exactly."""
-        longest = max(int(side.lengths.max(initial=0)) for side in (source, target))
-        return cls(len(source.ids), len(target.ids), len(source.lengths), longest)
+    def of(cls, source: Ids, target: Ids) -> Self:
+        """The layout that fits pairs with these lengths exactly."""
+        longest = max(int(side.max(initial=0)) for side in (source, target))
+        return cls(int(source.sum()), int(target.sum()), len(source), longest)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -120,26 +120,17 @@ class PackedBatch:
         """Tokens of both sides, including surplus ones."""
         return self.layout.source + self.layout.target
 
-    def split(self, max_positions: float) -> list["PackedBatch"]:
-        """Split in half recursively, until each part has at most `max_positions` positions or one pair."""
-        middle = len(self.rows) // 2
-        if self.positions <= max_positions or not middle:
-            return [self]
-        halves = self._part(0, middle), self._part(middle, len(self.rows))
-        return [part for half in halves for part in half.split(max_positions)]
-
     def exact_layout(self) -> Layout:
         """The layout that fits the pairs exactly."""
         ends = len(self.rows) + 1
-        source, target = (starts[:ends].numpy() for starts in self.parts[-2:])
-        longest = max(int(np.diff(starts).max(initial=0)) for starts in (source, target))
-        return Layout(int(source[-1]), int(target[-1]), len(self.rows), longest)
+        return Layout.of(*(np.diff(starts[:ends].numpy()) for starts in self.parts[-2:]))
 
     def in_layout(self, layout: Layout) -> "PackedBatch":
         """The same pairs in another layout. Raises ValueError if they do not fit."""
-        return self._part(0, len(self.rows), layout)
+        return self.part(0, len(self.rows), layout)
 
-    def _part(self, start: int, stop: int, layout: Layout | None = None) -> "PackedBatch":
+    def part(self, start: int, stop: int, layout: Layout | None = None) -> "PackedBatch":
+        """The pairs from `start` to `stop`, by default in the layout that fits them exactly."""
         parts: Parts[Int32] = self.layout.parts(self.buffer.numpy())
 
         def side(ids: Int32, starts: Int32) -> Rows:
@@ -166,6 +157,20 @@ def batch_type(device: torch.device) -> type[Batch] | type[PackedBatch]:
     return PackedBatch if device.type == "cuda" else Batch
 
 
+def split_batches(batches: Iterable[AnyBatch], max_positions: float) -> list[AnyBatch]:
+    """The batches, each split in half recursively until a part has at most `max_positions` positions, or one
+    pair."""
+    found: list[AnyBatch] = []
+    for batch in batches:
+        middle = len(batch.rows) // 2
+        if batch.positions <= max_positions or not middle:
+            found.append(batch)
+        else:
+            halves = batch.part(0, middle), batch.part(middle, len(batch.rows))
+            found += split_batches(halves, max_positions)
+    return found
+
+
 def make_batch(
     device: torch.device,
     source: Rows,
@@ -178,7 +183,7 @@ def make_batch(
     """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
     batch has the layout that `layout_for` returns for the exact one, if any."""
     if batch_type(device) is PackedBatch:
-        return pack(source, target, bos_id, rows, layout_for(Layout.of(source, target)))
+        return pack(source, target, bos_id, rows, layout_for(Layout.of(source.lengths, target.lengths)))
     return collate(source, target, pad_id, bos_id, rows)
 
 
@@ -191,7 +196,7 @@ def pack(
     repeat the ids of the pairs: the gradient of embeddings would take long if a single id were frequent.
     Raises ValueError if the pairs do not fit.
     """
-    layout = layout or Layout.of(source, target)
+    layout = layout or Layout.of(source.lengths, target.lengths)
     buffer = torch.zeros(layout.numbers, dtype=torch.int32)
     parts: Parts[Int32] = layout.parts(buffer.numpy())
     _write_sequences(source.lengths, layout, parts.source_starts, parts.source_place)
@@ -209,12 +214,8 @@ def _write_sequences(lengths: Ids, layout: Layout, starts: Int32, place: Int32) 
     """Write where sequences of these lengths and surplus ones start, and the position of each token in its
     sequence. Returns which sequences have tokens."""
     surplus, spare = len(place) - int(lengths.sum()), layout.sequences - len(lengths)
-    if (
-        surplus < 0
-        or spare < 0
-        or surplus > spare * layout.longest
-        or lengths.max(initial=0) > layout.longest
-    ):
+    fits = 0 <= surplus <= spare * layout.longest and lengths.max(initial=0) <= layout.longest
+    if spare < 0 or not fits:
         raise ValueError(f"{len(lengths)} sequences with {int(lengths.sum())} tokens do not fit {layout}")
     shares = (surplus + np.arange(spare)[::-1]) // max(spare, 1)
     counts = np.concatenate([lengths, shares])

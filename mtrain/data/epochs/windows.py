@@ -181,11 +181,8 @@ def _weighted(data: DataConfig, shards: Sequence[Shard]) -> list[Corpus]:
     sizes = [0] * len(data.train)
     for shard in shards:
         sizes[shard.info.corpus] += shard.info.kept
-    weights = weights_by_size(sizes, data.temperature)
-    return [
-        corpus.model_copy(update={"weight": weight})
-        for corpus, weight in zip(data.train, weights, strict=True)
-    ]
+    weighted = zip(data.train, weights_by_size(sizes, data.temperature), strict=True)
+    return [corpus.model_copy(update={"weight": weight}) for corpus, weight in weighted]
 
 
 class Window(NamedTuple):
@@ -232,13 +229,10 @@ class WindowPlanner:
             if (epoch, window, starts) in self._opened:
                 return self._opened[epoch, window, starts]
             corpus = self.corpus.open(epoch, window, throttle, starts)
-            plan = plan_batches(
-                (corpus.source_lengths, corpus.target_lengths),
-                self.config.training.batch_tokens,
-                self.division,
-                (self.config.seed, *self.corpus.key(epoch, window, starts)),
-                corpus.weights,
-            )
+            lengths = corpus.source_lengths, corpus.target_lengths
+            key = self.config.seed, *self.corpus.key(epoch, window, starts)
+            tokens = self.config.training.batch_tokens
+            plan = plan_batches(lengths, tokens, self.division, key, corpus.weights)
             opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus, starts))
             if plan.steps:
                 self._opened = {(epoch, window, starts): opened}

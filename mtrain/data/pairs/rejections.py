@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.sections.filters import RULES
-from mtrain.errors import ModelError, StorageError
+from mtrain.errors import ModelError
 from mtrain.storage.atomic import replacing
+from mtrain.storage.manifest import reading
 
 REJECTIONS = "rejections.bin"  # in the data folder
 REASONS = ("bad", "empty", *RULES)  # bad: unreadable; empty: a side is blank
@@ -56,13 +57,9 @@ def read_rejections(folder: Path, sizes: Sequence[int], sha256: str) -> Rejectio
     """The codes in a data folder. Raises ModelError if they are missing or damaged; StorageError if they
     cannot be read."""
     file = folder / REJECTIONS
-    try:
+    with reading(file):
         codes: Codes = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
         rejections = Rejections(codes, sizes)
         if len(codes) != sum(sizes) or rejections.describe()["sha256"] != sha256:
             raise ModelError(f"{file}: damaged (it does not match its SHA-256)")
-    except FileNotFoundError:
-        raise ModelError(f"{file}: missing") from None
-    except OSError as error:
-        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
     return rejections

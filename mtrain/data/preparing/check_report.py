@@ -4,14 +4,14 @@ import json
 import logging
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.digests import RawFiles
-from mtrain.data.scanning.block_scan import LENGTH_BINS, RATIO_BINS
+from mtrain.data.scanning.block_scan import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings, count_tag_ids, segment
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CHECK, DataFolder, read_summary
@@ -98,7 +98,10 @@ def read_findings(folder: Path) -> RecordedFindings | None:
         return None
     try:
         findings = _RECORD.validate_json(text)
-        shapes: list[tuple[Sized, ...]] = [(*findings.lengths, LENGTH_BINS), (findings.ratios, RATIO_BINS)]
+        shapes: list[tuple[Sized, ...]] = [
+            (*findings.lengths, LENGTH_LABELS),
+            (findings.ratios, RATIO_LABELS),
+        ]
         if findings.segmentation is not None:
             shapes.append((findings.segmentation.tokens_per_word, findings.segmentation.unknown, (0, 1)))
         if any(len({*map(len, lists)}) > 1 for lists in shapes):
@@ -181,13 +184,9 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
         about, error = "about ", f" (estimated; standard error {findings.duplicates_error:,})"
     lines.append(f"duplicate training pairs: {about}{findings.duplicates:,}{error}")
     lines.append("script: {} to {}".format(*(script or "none" for script in findings.scripts)))
-    words = [f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)]
-    words.append(f"{LENGTH_BINS[-1]} or more")
     for side, counts in zip(("source", "target"), findings.lengths, strict=True):
-        lines += ["", f"words, {side}", *_histogram(words, counts)]
-    ratios = [f"{start:g} to {end:g}" for start, end in pairwise(RATIO_BINS)]
-    ratios.append(f"{RATIO_BINS[-1]:g} or more")
-    lines += ["", "characters, target / source", *_histogram(ratios, findings.ratios), ""]
+        lines += ["", f"words, {side}", *_histogram(LENGTH_LABELS, counts)]
+    lines += ["", "characters, target / source", *_histogram(RATIO_LABELS, findings.ratios), ""]
     for kind, suspicious in findings.suspicious.items():
         where = f": {', '.join(suspicious.places)}" if suspicious.places else ""
         more = ", ..." if suspicious.count > len(suspicious.places) else ""

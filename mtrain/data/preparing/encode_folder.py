@@ -280,10 +280,7 @@ def _require_no_foreign_files(folder: DataFolder) -> None:
     folder.reload()  # the files may have been copied there since the folder was opened
     if folder.summary:
         return
-    names = (file.name for file in path.iterdir())
-    if foreign := sorted(
-        name for name in names if name in (*_FILES, TOKENIZER) or SHARD_NAME.fullmatch(name)
-    ):
-        raise UsageError(
-            f"{path}: is not a data folder, and would be overwritten ({foreign[0]}); give another data.folder"
-        )
+    names = sorted(file.name for file in path.iterdir())
+    if foreign := [name for name in names if name in (*_FILES, TOKENIZER) or SHARD_NAME.fullmatch(name)]:
+        problem = f"is not a data folder, and would be overwritten ({foreign[0]})"
+        raise UsageError(f"{path}: {problem}; give another data.folder")

@@ -89,12 +89,10 @@ class Encoder:
         kept = np.flatnonzero(~(empty | held_out | too_long))
         dropped = Counter(bad=len(block.errors), empty=int(empty.sum()))
         dropped.update({"held out": int(held_out.sum()), "too long": int(too_long.sum()), **rejected})
-        return EncodedBlock(
-            (sides[0].take(kept), sides[1].take(kept)),
-            np.asarray(block.numbers, np.int64)[kept],
-            {reason: number for reason, number in dropped.items() if number},
-            total,
-        )
+        rows = sides[0].take(kept), sides[1].take(kept)
+        numbers = np.asarray(block.numbers, np.int64)[kept]
+        reasons = {reason: number for reason, number in dropped.items() if number}
+        return EncodedBlock(rows, numbers, reasons, total)
 
     def _encode(
         self, encode: Callable[[list[str]], list[list[int]]], texts: list[str], tag: Sequence[int] = ()

@@ -45,9 +45,8 @@ def describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> Sett
 
 def describe_data(data: DataConfig, keys: set[str] | None = None) -> Settings:
     """Some keys of the data section, by default all, without what does not change the encoded pairs."""
-    settings = data.model_dump(
-        mode="json", include=keys, exclude={"stages": True, "train": {"__all__": {"weight"}}}
-    )
+    left_out: dict[str, Any] = {"stages": True, "train": {"__all__": {"weight"}}}
+    settings = data.model_dump(mode="json", include=keys, exclude=left_out)
     # Only what is given, so that data folders made before there were filters keep their fingerprint.
     del settings["filters"]
     if data.filters:

@@ -129,9 +129,8 @@ def _by_wildcards(pattern: str) -> dict[tuple[str, ...], Path]:
         raise DataError(f"{pattern}: no such file")
     parts = _WILDCARD.split(str(Path(pattern)))
     groups = {"*": "([^/]*)", "?": "([^/])"}
-    expression = "".join(
-        groups.get(part, "(.)") if i % 2 else re.escape(part) for i, part in enumerate(parts)
-    )
+    named = (groups.get(part, "(.)") if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    expression = "".join(named)
     found = {file: re.fullmatch(expression, str(file), re.DOTALL) for file in files}
     return {match.groups(): file for file, match in found.items() if match} if all(found.values()) else {}
 

@@ -128,9 +128,8 @@ def _parse_readable(
     raw: RawBlock, sides: list[list[str | DataError]], corpus: Corpus, score: Column | None
 ) -> Block | None:
     """Parse lines of text or TSV of which each has a pair. None if one has none, or if there are records."""
-    if not isinstance(corpus, TextCorpus | SacrebleuCorpus | TsvCorpus) or any(
-        set(map(type, side)) - {str} for side in sides
-    ):
+    has_lines = isinstance(corpus, TextCorpus | SacrebleuCorpus | TsvCorpus)
+    if not has_lines or any(set(map(type, side)) - {str} for side in sides):
         return None
     lines, scores = cast(list[list[str]], sides), list[float]()
     if isinstance(corpus, TsvCorpus):

@@ -93,9 +93,8 @@ class PairAugmenter:
         ids = {row: pairs[row][side] for row in rows}
         following = {row: pairs[row + 1][side] for row in merged}
         decoded = vocabulary.decode([row_ids[:-1] for row_ids in ids.values()])
-        appended = vocabulary.decode(
-            [row_ids[len(vocabulary.tag(row_ids)) : -1] for row_ids in following.values()]
-        )
+        untagged = [row_ids[len(vocabulary.tag(row_ids)) : -1] for row_ids in following.values()]
+        appended = vocabulary.decode(untagged)
         texts = dict(zip(rows, decoded, strict=True))
         for (row, direction), text in zip(merged.items(), appended, strict=True):
             texts[row] += sentence_separator(direction[side]) + text

@@ -1,7 +1,7 @@
 """The scan of a block of training pairs, and its check, which needs no other block."""
 
 from collections.abc import Iterator, Sequence
-from itertools import compress, islice, repeat
+from itertools import compress, islice, pairwise, repeat
 from operator import eq
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from mtrain.data.text.writing_systems import ScriptFilter, script_of
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
 RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
+LENGTH_LABELS = [*(f"{a} to {b - 1}" for a, b in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
+RATIO_LABELS = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
 PLACES = 5  # locations listed for each kind of suspicious pair, and for unreadable pairs
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20

@@ -109,10 +109,8 @@ def _changes(texts: Sequence[str]) -> Matrix:
     products = np.zeros((size, size + _DISTANCES), np.float32)
     products[:, :size] = features @ features.T
     row, column = products.strides
-    by_distance = np.lib.stride_tricks.as_strided(
-        products[:, 1:], (size - 1, _DISTANCES), (row + column, column)
-    )
-    return np.diff(by_distance, axis=0)
+    shape, strides = (size - 1, _DISTANCES), (row + column, column)
+    return np.diff(np.lib.stride_tricks.as_strided(products[:, 1:], shape, strides), axis=0)
 
 
 def _features(texts: Sequence[str]) -> Matrix:

@@ -108,9 +108,8 @@ class EncodedCorpus:
     def with_rows(self, sides: tuple[Rows, Rows]) -> "EncodedCorpus":
         """The same pairs with other source and target ids. Rows beyond `len(self)` are noise that is added to
         the corpus."""
-        ids, starts, lengths = zip(
-            *((side.ids, side.starts[:-1], side.lengths) for side in sides), strict=True
-        )
+        columns = ((side.ids, side.starts[:-1], side.lengths) for side in sides)
+        ids, starts, lengths = zip(*columns, strict=True)
         count = len(lengths[0])
 
         def locate(rows: Sequence[int]) -> list[str]:

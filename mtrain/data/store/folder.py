@@ -23,7 +23,7 @@ from mtrain.data.store.shards import LAYOUT, Shard, shard_file
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_atomically, write_folder
-from mtrain.storage.manifest import MANIFEST, sha256_of_json
+from mtrain.storage.manifest import MANIFEST, reading, sha256_of_json
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 SUMMARY = "summary.json"
@@ -240,12 +240,8 @@ def read_validation(folder: Path, summary: Summary) -> list[Pair]:
     """The validation pairs. Raises ModelError if their file is missing or damaged; StorageError if it cannot
     be read."""
     file = folder / VALIDATION
-    try:
+    with reading(file):
         content = read_file(file)
-    except FileNotFoundError:
-        raise ModelError(f"{file}: missing") from None
-    except OSError as error:
-        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != summary["validation_sha256"]:
         raise ModelError(f"{file}: damaged (it does not match its SHA-256)")
     return [Pair(*json.loads(line)) for line in content.decode().split("\n")[:-1]]
@@ -264,12 +260,8 @@ def directions_of_validation(data: DataConfig, summary: Summary, pairs: Sequence
 def _require_size(folder: Path, index: int, entry: dict[str, Any]) -> None:
     """Raise ModelError if a shard is missing or has another size than its entry in the summary says."""
     file = shard_file(folder, index)
-    try:
+    with reading(file):
         size = file.stat().st_size
-    except FileNotFoundError:
-        raise ModelError(f"{file}: missing") from None
-    except OSError as error:
-        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
     if size != entry["size"]:
         raise ModelError(f"{file}: damaged (its size is {size}, not {entry['size']})")
 

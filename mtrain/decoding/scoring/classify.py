@@ -35,9 +35,7 @@ def classify_pairs(
         sequences = [pair_sequence(found[i], tokenizer.special.eos) for i in fitting]
         probabilities = [math.nan] * len(found)
         progress(len(found) - len(fitting))
-        for rows in in_batches(
-            [len(sequence) for sequence in sequences], config.decoding.moderate_batch_tokens
-        ):
+        for rows in in_batches([*map(len, sequences)], config.decoding.moderate_batch_tokens):
             odds = log_odds(model, [sequences[i] for i in rows], device, config.decoding.precision)
             if not all(map(math.isfinite, odds)):
                 raise ModelError(NOT_FINITE)

@@ -132,13 +132,11 @@ def _score(
     eos, longest = tokenizer.special.eos, translator.max_length
     source = [[*ids, eos] for ids in sources]
     target = [[*ids, eos] for ids in tokenizer.encode_target(targets)]
-    fitting = [
-        i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
-    ]
+    longer = [max(map(len, sides)) for sides in zip(source, target, strict=True)]
+    fitting = [row for row, length in enumerate(longer) if length <= longest]
     progress(len(source) - len(fitting))
     results, pieces = [Scored(math.nan, [], [])] * len(source), tokenizer.target.pieces
-    lengths = [max(len(source[i]), len(target[i])) for i in fitting]
-    for batch in in_batches(lengths, translator.decoding.moderate_batch_tokens):
+    for batch in in_batches([longer[row] for row in fitting], translator.decoding.moderate_batch_tokens):
         rows = [fitting[i] for i in batch]
         source_ids, source_keep = _padded(translator, [source[i] for i in rows])
         target_ids, _ = _padded(translator, [target[i] for i in rows])

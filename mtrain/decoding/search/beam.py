@@ -167,9 +167,7 @@ class Pool(NamedTuple):
     def empty(cls, tokens: Tensor, live: Tensor) -> Self:
         """A pool for hypotheses like `tokens` (B, K, steps), and log-probabilities like `live` (B, K)."""
         scores, lengths = torch.full_like(live, -math.inf), torch.zeros_like(tokens[:, :, 0])
-        return cls(
-            scores, scores.clone(), tokens.clone(), lengths, torch.zeros_like(lengths, dtype=torch.bool)
-        )
+        return cls(scores, scores.clone(), tokens.clone(), lengths, lengths.bool())
 
     def add(self, sentences: Tensor | slice, others: "Pool") -> None:
         """Add hypotheses of the `sentences`. Those with score -inf are ignored."""

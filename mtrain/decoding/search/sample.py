@@ -18,14 +18,9 @@ def noise_keys(seed: int, keys: Sequence[tuple[int, ...]], samples: int, steps: 
     Each sample of each sentence has its own stream of random numbers, which depends only on the seed and on
     the sentence's key, not on the batch.
     """
-    streams = [
-        [
-            np.random.default_rng([seed, *key, sample]).integers(-(2**31), 2**31, steps, dtype=np.int32)
-            for sample in range(samples)
-        ]
-        for key in keys
-    ]
-    return torch.from_numpy(np.array(streams))
+    streams = (np.random.default_rng([seed, *key, sample]) for key in keys for sample in range(samples))
+    numbers = [stream.integers(-(2**31), 2**31, steps, dtype=np.int32) for stream in streams]
+    return torch.from_numpy(np.array(numbers)).view(len(keys), samples, steps)
 
 
 def draw(logits: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:

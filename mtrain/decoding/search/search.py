@@ -65,10 +65,8 @@ def maximum_lengths(
     limit = position_limit(models)
     if prefixes is not None and any(prefixes):  # leave room for the prefix and tokens after it
         given = torch.tensor([len(prefix) for prefix in prefixes], device=lengths.device)
-        if limit is not None and int(given.max()) >= limit:
-            raise UsageError(
-                f"a prefix has {int(given.max())} tokens, but the model has only {limit} positions"
-            )
+        if limit is not None and (longest := int(given.max())) >= limit:
+            raise UsageError(f"a prefix has {longest} tokens, but the model has only {limit} positions")
         max_lengths = max_lengths.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
     return max_lengths if limit is None else max_lengths.clamp(max=limit)
 

@@ -17,14 +17,12 @@ from mtrain.decoding.sessions.steps import Beam, Greedy
 from mtrain.device import copy_to_host_async
 from mtrain.graph_capture import CaptureError, GraphPool, Work
 from mtrain.kernels.decoding_step import Allowed
-from mtrain.kernels.triton.available import triton_works
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.static_decoder import StaticDecoder
 
 _warn_once = cache(logging.getLogger(__name__).warning)
 
 LOOK_EVERY = 5  # steps between looks at which sentences are finished: each waits for a copy of one step ago
-SMALLEST_BOUND = 32  # positions
 
 
 def bucket(number: int, least: int = 1) -> int:
@@ -48,8 +46,6 @@ class Session:
         device, model_config = models[0].weight.device, models[0].config
         self.config, self.model_config, self.shape = config, model_config, shape
         self.shrink_from = shrink_from
-        # Triton's kernels stop at the position themselves.
-        self.smallest_bound = shape.positions if triton_works(device) else SMALLEST_BOUND
         self.pool = GraphPool(device)
         self._host, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned=device.type == "cuda")
         self._buffer, self.inputs = Inputs.of(shape, device)
@@ -63,8 +59,8 @@ class Session:
         tokens = torch.zeros(model_config.target_vocab_size, dtype=torch.bool)
         forbidden = tokens.index_fill(0, torch.tensor(config.forbidden_ids, dtype=torch.int64), True)
         self.forbidden = forbidden.to(device) if config.forbidden_ids else None
-        self._work: dict[tuple[int, int], Work] = {}  # that was run, by arguments of `_make_step`
-        self._captured: set[tuple[int, int]] = set()
+        self._work: dict[int, Work] = {}  # that was run, by the argument of `_run`
+        self._captured: set[int] = set()
 
     @property
     def bytes(self) -> int:
@@ -78,13 +74,13 @@ class Session:
         self._capture()
         self._host_inputs.fill(batch, self.model_config.eos_id)
         self._buffer.copy_(self._host, non_blocking=True)
-        self._run(0, 0)
+        self._run(0)
         steps, sentences, count = int(batch.limits.max()), self.shape.sentences, len(batch.rows)
         order = torch.arange(count)  # the sentences of the batch in the order of the buffers
         ended: list[tuple[Tensor, Tensor]] = []  # results of sentences; later ones replace earlier ones
         look: Callable[[], list[float]] | None = None
         for step in range(steps):
-            self._run(sentences, min(self.shape.positions, bucket(step + 1, self.smallest_bound)))
+            self._run(sentences)
             if look is not None:
                 going = (torch.tensor(look()[: len(order)]) == 0).nonzero()[:, 0]
                 look = None
@@ -101,12 +97,11 @@ class Session:
         columns = self._collected(ended, count, steps)
         return self.state.hypotheses(columns, batch, self.model_config.eos_id)
 
-    def _run(self, sentences: int, bound: int) -> None:
-        """A step of the first sentences, at a position below the bound; the prologue if both are 0."""
-        key = sentences, bound
-        if key not in self._work:
-            self._work[key] = self._make_step(*key) if sentences else self._make_prologue()
-        self._work[key]()
+    def _run(self, sentences: int) -> None:
+        """A step of the first sentences; the prologue for none."""
+        if sentences not in self._work:
+            self._work[sentences] = self._make_step(sentences) if sentences else self._make_prologue()
+        self._work[sentences]()
 
     # The following functions do not refer to `self`, which would be a cycle: memory is freed at once.
 
@@ -123,7 +118,7 @@ class Session:
 
         return work
 
-    def _make_step(self, sentences: int, bound: int) -> Work:
+    def _make_step(self, sentences: int) -> Work:
         decoders, position, config = self.decoders, self.position, self.config
         inputs, state = _first(self.inputs, sentences), _first(self.state, sentences)
         lengths = self.source_lengths[:sentences]
@@ -131,9 +126,7 @@ class Session:
         allowed = Allowed(position, inputs.min_lengths, self.model_config.eos_id, self.forbidden, prefixes)
 
         def work() -> None:
-            logits = [
-                decoder.decode_next(state.last, state.past, position, lengths, bound) for decoder in decoders
-            ]
+            logits = [decoder.decode_next(state.last, state.past, position, lengths) for decoder in decoders]
             state.step(average_probabilities(logits), inputs, allowed, config)
             position.add_(1)
 
@@ -176,10 +169,8 @@ class Session:
             found[order] = matrix[: len(order)]
         columns = self.state.columns(steps)
         parts = torch.split(found, [math.prod(column.shape[1:]) for column in columns], dim=1)
-        return [
-            part.reshape(count, *column.shape[1:]).to(column.dtype)
-            for part, column in zip(parts, columns, strict=True)
-        ]
+        pairs = zip(parts, columns, strict=True)
+        return [part.reshape(count, *column.shape[1:]).to(column.dtype) for part, column in pairs]
 
 
 def _tensors(x: Any) -> list[Tensor]:

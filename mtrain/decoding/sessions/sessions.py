@@ -12,14 +12,14 @@ from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.decoding.search.search import maximum_lengths
 from mtrain.decoding.sessions.inputs import Batch, Keys, Rows, Shape
-from mtrain.decoding.sessions.session import SMALLEST_BOUND, Session, bucket
+from mtrain.decoding.sessions.session import Session, bucket
 from mtrain.device import release_cached_memory
 from mtrain.errors import is_out_of_memory
 from mtrain.model.incremental import DecodingTransformer
 
 log = logging.getLogger(__name__)
 
-_SMALLEST_SOURCE = 16  # tokens
+_SMALLEST_SOURCE, _SMALLEST_TARGET = 16, 32  # tokens
 SHRINK_FROM = 128  # rows; a step with fewer takes about as long as one with half of them
 # Settings that no graph depends on: the inputs of a batch contain their effect, or search does not use them.
 _OF_BATCHES = {"seed", "max_length_ratio", "max_length_offset", "min_length_ratio", "min_length_offset"}
@@ -59,7 +59,7 @@ class Sessions:
             sentences=bucket(len(rows)),
             beams=config.hypotheses,
             source=min(source, position_limit(self.models) or source),
-            positions=bucket(int(limits.max()), SMALLEST_BOUND),
+            positions=bucket(int(limits.max()), _SMALLEST_TARGET),
             prefixed=prefixes is not None and any(prefixes),
             sampled=config.samples is not None,
         )

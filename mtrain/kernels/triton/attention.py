@@ -116,27 +116,10 @@ _VARYING = ["tokens", "memory_tokens", "limit", "starts", "memory_starts", "key"
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_VARYING)
 def attention_kernel(
-    out,
-    out_memory,
-    grad,
-    projected,
-    memory,
-    starts,
-    memory_starts,
-    key,
-    salt,
-    tokens,
-    memory_tokens,
-    limit,
-    dropout_scale,
-    scale,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LANES: tl.constexpr,
-    TILE: tl.constexpr,
-    SELF: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
+    out, out_memory, grad, projected, memory, starts, memory_starts, key, salt,
+    tokens, memory_tokens, limit, dropout_scale, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    LANES: tl.constexpr, TILE: tl.constexpr, SELF: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
     """Attention of the queries in `projected` (P, 3E with SELF, else E), and the keys and values in the last
     2E columns of `memory`, which is the same tensor with SELF.
 

@@ -92,16 +92,9 @@ def _launch(
 
 @triton.jit(do_not_specialize_on_alignment=["labels", "nll", "uniform"])
 def cross_entropy_kernel(
-    logits,
-    labels,
-    nll,
-    uniform,
-    scale,
-    IGNORE: tl.constexpr,
-    SMOOTHING: tl.constexpr,
-    VOCABULARY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, labels, nll, uniform, scale, IGNORE: tl.constexpr, SMOOTHING: tl.constexpr,
+    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """For each row of logits (rows, V): the negative log-likelihood of its label, and the normalizer minus
     the mean logit (rows), both 0 where the label is IGNORE. Unless the scale is None, the logits are replaced
     by their gradient times the scale."""

@@ -77,9 +77,8 @@ def resolve_config(
     if not classifies:
         inherited["data"]["language_tags"] = settings["language_tags"]
     others = {"head", *DECODER_KEYS} if classifies else set()
-    inherited["model"] = {
-        key: settings["model"][key] for key in Architecture.model_fields if key not in others
-    }
+    kept = Architecture.model_fields.keys() - others
+    inherited["model"] = {key: value for key, value in settings["model"].items() if key in kept}
     inherited["tokenizer"]["path"] = init_from
     config = _inherit_checked(config, inherited, f"training.init_from: {init_from}")
     return Resolved(config, initial_model)

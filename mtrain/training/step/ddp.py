@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch, batch_type
+from mtrain.data.epochs.packed_batch import AnyBatch, batch_type, split_batches
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
@@ -56,7 +56,7 @@ class ParallelLearner(Learner):
         Raises SynchronizationMemoryError if this happens in the last backward pass.
         """
         while True:
-            batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
+            batches = split_batches(batches, self.max_micro_batch_positions)
             sums = self._try_until_last_backward(batches, tokens)
             failed, limit = self.ranks.all_reduce_max(sums is None, -self.max_micro_batch_positions)
             self.max_micro_batch_positions = -limit

@@ -46,10 +46,8 @@ class FixedShapes(NamedTuple):
             source, target = max(source, layout.source), max(target, layout.target)
             longest, pairs[number] = max(longest, layout.longest), max(pairs[number], layout.sequences)
         share = SURPLUS_TOKENS if self.source else 0
-        source, target = (
-            _grown(self.source, source, share, TOKENS),
-            _grown(self.target, target, share, TOKENS),
-        )
+        sides = (self.source, source), (self.target, target)
+        source, target = (_grown(*sizes, share, TOKENS) for sizes in sides)
         grown = (_grown(*sizes, SURPLUS_PAIRS, PAIRS) for sizes in zip(self.pairs, pairs, strict=True))
         return FixedShapes(longest, source, target, tuple(grown))
 
@@ -58,9 +56,8 @@ class FixedShapes(NamedTuple):
         number = bisect_left(CLASSES, exact.longest)
         needed = (exact.longest, max(1, exact.source), max(1, exact.target), exact.sequences)
         sizes = (self.longest, self.source, self.target, self.pairs[number])
-        return (
-            self.layout_of_class(number) if all(a <= b for a, b in zip(needed, sizes, strict=True)) else None
-        )
+        fits = all(a <= b for a, b in zip(needed, sizes, strict=True))
+        return self.layout_of_class(number) if fits else None
 
     def layout_of_class(self, number: int) -> Layout:
         """The layout of a class."""

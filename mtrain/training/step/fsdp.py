@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch, batch_type
+from mtrain.data.epochs.packed_batch import AnyBatch, batch_type, split_batches
 from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
@@ -51,7 +51,7 @@ class ShardedLearner(Learner):
 
         Raises SynchronizationMemoryError if memory runs out, because the other ranks wait for this one.
         """
-        batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
+        batches = split_batches(batches, self.max_micro_batch_positions)
         count = int(self.ranks.all_reduce_max(len(batches))[0])
         batches += [batch_type(self.device).without_pairs()] * (count - len(batches))
         sums = torch.zeros(2, device=self.device)

@@ -10,8 +10,7 @@ The computation is that of `Learner`. It differs in what a graph requires, see `
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, split_batches
 from mtrain.device import add_all, preserved_random_states, should_compile
 from mtrain.distributed.ranks import Ranks
 from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
@@ -60,7 +59,6 @@ class GraphLearner(Learner):
                     dist.broadcast(parameter.detach(), src=0)
         self.shapes = FixedShapes(model.config.max_positions)
         self.uses_graphs = True  # False after a capture has failed
-        self.captures = 0  # graphs that were captured
         self._trained = [p for p in model.parameters() if p.requires_grad]
         numbers = partial(torch.zeros, device=self.device, dtype=self._trained[0].dtype)
         self._sums, self._values = numbers(2), numbers(4)  # see StepMetrics
@@ -92,7 +90,7 @@ class GraphLearner(Learner):
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """See `Learner`."""
-        packed = self._prepare(cast(list[PackedBatch], list(batches)))
+        packed = self._prepare(batches)
         whole = len(packed) == 1 and self.ranks.size == 1
         self._rate.fill_(rate)
         for batch in packed:
@@ -133,13 +131,13 @@ class GraphLearner(Learner):
 
     # Preparation of a step
 
-    def _prepare(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+    def _prepare(self, batches: Sequence[AnyBatch]) -> list[PackedBatch]:
         """The micro-batches of a step in the layouts of graphs that are ready. If memory of a rank runs out,
         all of them try again with smaller micro-batches; if a rank cannot capture its graphs, without any."""
         while True:
             before = self.max_micro_batch_positions
-            batches = [part for batch in batches for part in batch.split(before)]
-            ready = self._try_to_prepare(batches)
+            batches = split_batches(batches, before)
+            ready = self._try_to_prepare(cast(list[PackedBatch], batches))
             failed, limit, without_graphs = self.ranks.all_reduce_max(
                 ready is None, -self.max_micro_batch_positions, not self.uses_graphs
             )
@@ -209,24 +207,19 @@ class GraphLearner(Learner):
     # Graphs
 
     def _make(self, graph: _Graph, batch: PackedBatch) -> Work:
-        """The work of a graph, captured if there are graphs."""
+        """The work of a graph. Captures it, and compares it with the graph; without graphs, only finds out if
+        memory suffices for it. Weights, moments and random states do not change."""
         work = partial(self._compute, graph)
         if not self.optimizer.state:
             self._allocate_moments()
         if len(self._buffer) < batch.layout.numbers:
-            numbers = max(
-                self.shapes.layout_of_class(number).numbers for number in range(len(self.shapes.pairs))
-            )
-            self._buffer = self._buffer.new_zeros(numbers)
-        return self._capture(graph, work, batch)
-
-    def _capture(self, graph: _Graph, work: Work, batch: PackedBatch) -> Work:
-        """Capture `work`, and compare it with the graph. Without graphs, only find out if memory suffices
-        for it. Weights, moments and random states do not change."""
+            layouts = map(self.shapes.layout_of_class, range(len(self.shapes.pairs)))
+            self._buffer = self._buffer.new_zeros(max(layout.numbers for layout in layouts))
         self._load(batch, max(1, batch.target_tokens), key=0)
         self._skip.fill_(1)
+        restore = self._restorer()
         try:
-            with preserved_random_states(self.device), self._restored() as restore:
+            with preserved_random_states(self.device):
                 if not self.uses_graphs:
                     work()
                     return work
@@ -237,6 +230,7 @@ class GraphLearner(Learner):
                 replay()
                 found = self._measured(graph)
         finally:
+            restore()
             self._skip.zero_()
         self.captures += 1
         self._kept += self.model.buffers()
@@ -246,10 +240,8 @@ class GraphLearner(Learner):
             raise CaptureError(f"a graph computes another loss, nll and gradient norm: {values}")
         return replay
 
-    @contextmanager
-    def _restored(self) -> Iterator[Callable[[], None]]:
-        """A context manager for work that is not part of training. Yields a function that restores what work
-        changes even if it skips the update, which is also done on exit."""
+    def _restorer(self) -> Callable[[], None]:
+        """A function that restores what work changes even if it skips the update."""
         scaler = self.loss_scaler
         scale, finite_steps = scaler.scale.clone(), scaler.finite_steps.clone()
 
@@ -259,10 +251,7 @@ class GraphLearner(Learner):
             for tensor in (self._sums, self._flat, self._values):
                 tensor.zero_()
 
-        try:
-            yield restore
-        finally:
-            restore()
+        return restore
 
     def _measured(self, graph: _Graph) -> Tensor:
         """Loss, nll and gradient norm (3) of work that was done."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, split_batches
 from mtrain.device import (
     autocast,
     default_worker_count,
@@ -155,7 +155,7 @@ class Learner:
         applies to later steps.
         """
         while True:
-            batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
+            batches = split_batches(batches, self.max_micro_batch_positions)
             try:
                 if self.pool is None:
                     return self._forward_backward(self.model, batches, tokens)

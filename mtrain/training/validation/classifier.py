@@ -99,11 +99,8 @@ class ClassifierValidator:
         for rank, share in enumerate(shares):
             rows = [row for batch in self._batches[rank :: len(shares)] for row in batch]
             odds[rows] = share
-        by_kind = {
-            kind: roc_auc(*(odds[list(rows)] for rows in zip(*examples, strict=True)))
-            for kind, examples in self._examples.items()
-            if examples
-        }
+        known = [(kind, zip(*examples, strict=True)) for kind, examples in self._examples.items() if examples]
+        by_kind = {kind: roc_auc(*(odds[list(rows)] for rows in versions)) for kind, versions in known}
         trained = [pair for kind in sorted(self.trained) for pair in self._examples[kind]]
         good, bad = (odds[sorted({pair[version] for pair in trained})] for version in (0, 1))
         # Of a pair, if one half is good.

@@ -161,13 +161,9 @@ class Validator:
         found: dict[int, str] = {}
         directions = dict.fromkeys(self.directions[row] for row in rows)
         for direction in directions:  # its languages matter where lines are split
-            translator = Translator(
-                Ensemble([model], self.tokenizer, self.device),
-                self.decoding,
-                direction,
-                self.config.data.max_length,
-                processes=False,  # the weights change
-            )
+            ensemble, longest = Ensemble([model], self.tokenizer, self.device), self.config.data.max_length
+            # Without processes, because the weights change.
+            translator = Translator(ensemble, self.decoding, direction, longest, processes=False)
             chosen = [row for row in rows if self.directions[row] == direction]
             sources = [self.sources[row] for row in chosen]
             translations = translator.stream(sources, scored=False, progress=progress)

@@ -23,7 +23,6 @@ from mtrain.kernels.decoding_step import (
     best_tokens,
     cross_attention,
     own_attention,
-    wide_product,
 )
 from tests.support.paths import ROOT
 
@@ -108,7 +107,7 @@ def test_a_beam_attends_to_its_own_past(place: Place, beams: int, width: int, po
         past.fill_(1)
     projected = place.random(sentences, beams, 3, heads, width, seed=2)
     rows, given = projected.view(sentences * beams, -1), past if beams > 1 else None
-    out = own_attention(rows, cache, given, place.integers([position]), positions - 1)
+    out = own_attention(rows, cache, given, place.integers([position]))
     expected = projected[:, :, 0].double()
     for sentence, beam, head in product(range(sentences), range(beams), range(heads)):
         query, key, value = projected[sentence, beam, :, head].double()
@@ -214,14 +213,6 @@ def test_failures_are_visible_and_concern_one_sentence(place: Place) -> None:
     nothing = allowed._replace(forbidden=torch.ones_like(logits[0], dtype=torch.bool))
     log_probs, _, tokens = best_continuations(place.random(4, 150), live, 2, nothing)
     assert (log_probs == -math.inf).all() and ((tokens >= 0) & (tokens < 150)).all()
-
-
-def test_logits_in_low_precision_are_not_rounded(place: Place) -> None:
-    x, weight = place.random(7, 64).bfloat16(), place.random(50, 64, seed=2).bfloat16()
-    logits = wide_product(x, weight)
-    assert logits.dtype == torch.float32
-    assert_close(logits, x.double() @ weight.double().t())
-    assert wide_product(x.double(), weight.double()).dtype == torch.float64
 
 
 @pytest.mark.slow

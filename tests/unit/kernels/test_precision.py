@@ -43,6 +43,7 @@ def test_products_are_not_rounded(dtype: torch.dtype, device: str):
     a, b = torch.randn(33, 64, device=device).to(dtype).t(), torch.randn(33, 48, device=device).to(dtype)
     product, exact = product_fp32(a, b), a.double() @ b.double()
     assert product.dtype == torch.float32 and (product - exact).norm() < 1e-6 * exact.norm()
+    assert torch.equal(product_fp32(a.double(), b.double()), exact)
 
 
 @pytest.mark.parametrize(

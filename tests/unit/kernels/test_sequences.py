@@ -27,7 +27,7 @@ def split(x: Tensor, lengths: list[int]) -> list[list[float]]:
 
 def test_tokens_of_padded_sequences_are_the_rows_one_after_another() -> None:
     sequences, x = Padded.of(IDS, KEEP), torch.randn(3, 4, 2)
-    assert (sequences.rows, sequences.length, sequences.longest) == (3, 4, 4)
+    assert (sequences.rows, sequences.longest) == (3, 4)
     assert torch.equal(sequences.by_row(x.flatten(0, 1)), x)
 
 

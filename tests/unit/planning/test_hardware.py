@@ -19,7 +19,6 @@ def test_the_documentation_states_the_numbers():
     for stated in (
         f"{hardware.UTILIZATION:.0%} of the peak FLOP/s",
         f"{hardware.BANDWIDTH_UTILIZATION:.0%} of the peak",
-        f"{hardware.LAUNCH_SECONDS * 1e6:.0f} µs for each operation",
         f"{1 - hardware.GPU_MEMORY_SHARE:.0%} of the memory",
         f"{ETHERNET.bandwidth * 8 / 1e9:.0f} Gbit/s",
         f"{core.fp32_flops / 1e9:.0f} GFLOP/s and {core.bandwidth / 1e9:.0f} GB/s for each core",

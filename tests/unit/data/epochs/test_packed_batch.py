@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mtrain.data.epochs.batching import Batch, collate
-from mtrain.data.epochs.packed_batch import Layout, PackedBatch, batch_type, make_batch, pack
+from mtrain.data.epochs.packed_batch import Layout, PackedBatch, batch_type, make_batch, pack, split_batches
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Packed
 from mtrain.tokenizer.rows import Rows
@@ -63,16 +63,16 @@ def test_pairs_that_do_not_fit_a_layout_are_an_error(layout):
 @pytest.mark.parametrize("layout", [None, Layout(20, 30, 9, 8)])
 def test_parts_have_the_tokens_of_the_pairs(layout):
     batch = pack(*SIDES, BOS, [7, 1, 4], layout)
-    parts = batch.split(0)
+    parts = split_batches([batch], 0)
     assert [part.rows for part in parts] == [[7], [1], [4]]
     assert [part.target_tokens for part in parts] == [2, 6, 1]
     for row, part in enumerate(parts):
         source, target = (side.take([row]) for side in SIDES)
         alone = pack(source, target, BOS, [batch.rows[row]])
         assert part.layout == alone.layout and torch.equal(part.buffer, alone.buffer)
-        assert part.split(0) == [part]
-    assert batch.split(batch.positions) == [batch]
-    assert [part.rows for part in pack(*SIDES, BOS, [7, 1, 4]).split(14)] == [[7], [1, 4]]
+        assert split_batches([part], 0) == [part]
+    assert split_batches([batch], batch.positions) == [batch]
+    assert [part.rows for part in split_batches([pack(*SIDES, BOS, [7, 1, 4])], 14)] == [[7], [1, 4]]
     again = batch.in_layout(Layout(11, 9, 3, 6))
     assert torch.equal(again.buffer, pack(*SIDES, BOS, [7, 1, 4]).buffer)
 
@@ -93,7 +93,7 @@ def test_batches_to_measure_memory_and_without_pairs():
     assert batch.target_tokens == 15 == (batch.labels != IGNORE).sum()
     empty = PackedBatch.without_pairs()
     assert not empty.rows and not empty.target_tokens and (empty.labels == IGNORE).all()
-    assert empty.split(0) == [empty]
+    assert split_batches([empty], 0) == [empty]
 
 
 def test_a_cuda_device_gets_packed_batches_of_the_same_pairs():

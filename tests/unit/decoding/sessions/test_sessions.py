@@ -139,7 +139,7 @@ def test_results_do_not_depend_on_the_buffers(settings):
     """Neither on the number of sentences that the buffers have room for, nor on when the others move."""
     models = make_models(3)
     case = Case(models, [(5 * n) % 17 + 1 for n in range(7)])
-    settings = {"max_length_ratio": 1.5, "max_length_offset": 20, **settings}  # more than the first bound
+    settings = {"max_length_ratio": 1.5, "max_length_offset": 20, **settings}
     case.check(Sessions(models, shrink_from=10_000), **settings)
     case.check(Sessions(models, shrink_from=0), **settings)
     one = Case(models, [9])

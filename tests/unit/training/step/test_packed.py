@@ -7,7 +7,7 @@ from torch import Tensor
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import collate
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, pack
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, pack, split_batches
 from mtrain.model.build import build_model
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.step.learner import Learner
@@ -80,7 +80,7 @@ def check(model: dict[str, object], **recipe: object) -> None:
     for layout in (None, spread, empty):
         batch = pack(source, target, 2, rows, layout)
         assert_same(results(learner, [batch]), expected)
-    assert_same(results(learner, batch.split(15)), expected)
+    assert_same(results(learner, split_batches([batch], 15)), expected)
     without = PackedBatch.without_pairs()
     assert_same(results(learner, [without, batch]), expected)
     assert not any(result.any() for result in results(learner, [without]))
