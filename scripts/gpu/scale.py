@@ -92,7 +92,9 @@ def _pinned(batch: AnyBatch) -> AnyBatch:
     """The batch in pinned memory, which is copied to a GPU while the host goes on."""
     if isinstance(batch, PackedBatch):
         return batch.pinned()
-    tensors = {name: x.pin_memory() for name, x in vars(batch).items() if isinstance(x, torch.Tensor)}
+    tensors: dict[str, Any] = {
+        name: x.pin_memory() for name, x in vars(batch).items() if isinstance(x, torch.Tensor)
+    }
     return replace(batch, **tensors)
 
 
