@@ -79,7 +79,7 @@ LoadedModel = Loaded[Transformer]
 def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     """Load a translation model: a model folder, or the best model of a run folder.
 
-    Raises what `load_any_model` raises, and ModelError if it is a pair classifier.
+    Raises ModelError if a file is missing or damaged, or if it is a pair classifier.
     """
     loaded = load_any_model(path, overrides)
     if not isinstance(loaded.model, Transformer):
@@ -91,7 +91,7 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
 def load_classifier(path: Path, overrides: Sequence[str] = ()) -> Loaded[PairClassifier]:
     """Load a pair classifier: a model folder, or the best model of a run folder.
 
-    Raises what `load_any_model` raises, and ModelError if it is a translation model.
+    Raises ModelError if a file is missing or damaged, or if it is a translation model.
     """
     loaded = load_any_model(path, overrides)
     if not isinstance(loaded.model, PairClassifier):

@@ -147,7 +147,7 @@ class WindowedCorpus:
 
     def of_average_epoch(self, max_epochs: int | None) -> tuple[EncodedCorpus, float]:
         """Some pairs, weighted by how often they occur in an epoch, on average over a run of `max_epochs`
-        epochs; and their share of the pairs of such an epoch. Raises what `encoded` raises."""
+        epochs; and their share of the pairs of such an epoch. Raises DataError if pairs are damaged."""
         weights = [corpus.weight for corpus in self._corpora]
         if self.mixer is not None:
             weights = self.mixer.mean_weights(max_epochs)
@@ -223,7 +223,7 @@ class WindowPlanner:
         """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
         The latest window with steps is cached.
 
-        Raises DataError if it is damaged, and what rewriting its rows raises.
+        Raises DataError if it is damaged, CancelledError if rewriting its rows is cancelled.
         """
         with self._opening:
             if (epoch, window, starts) in self._opened:
@@ -241,7 +241,8 @@ class WindowPlanner:
     def find(self, position: Position, throttle: Throttle | None = None) -> Opened:
         """The first window with steps from a position on, and the position of its first step.
 
-        Raises DataError if a whole epoch has no pairs, and what `open` raises.
+        Raises DataError if a whole epoch has no pairs or a window is damaged, CancelledError if rewriting its rows
+        is cancelled.
         """
         position = self.schedule.in_stage(position)
         epoch_is_empty = position.window == 0  # as far as is known
@@ -267,5 +268,6 @@ class WindowPlanner:
 
     def steps_in_epoch(self, stage: int = 0) -> int:
         """The number of steps in the first epoch of a stage (from 0), if each stage before it has one epoch.
-        It is an estimate if the epoch has several windows. Raises what `find` raises."""
+        It is an estimate if the epoch has several windows. Raises DataError if the epoch has no pairs, or if
+        pairs are damaged."""
         return self.find(Position(epoch=stage, starts=tuple(range(stage + 1))))[1].steps_in_epoch

@@ -63,7 +63,7 @@ class TrainingLengths:
         """The lengths of a sample of the text. Without a tokenizer, they are estimated. Each corpus counts
         once.
 
-        Raises what `scanner` raises, and DataError if no pair is left or a validation pair is unreadable.
+        Raises DataError if a corpus is unreadable, if no pair is left, or if a validation pair is unreadable.
         """
         text, held_out = scanner.result.text, [*chain.from_iterable(scanner.result.held_out)]
         drawn = list(islice(text.pairs(), 0, None, max(1, -(-len(text) // _SAMPLED))))

@@ -33,7 +33,8 @@ _LEARNED_FROM = "learnt-from.json"
 
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
-    """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
+    """Create the run folder and its tokenizer, without training. Raises UsageError if the folder has another
+    tokenizer that must be kept, ModelError if its tokenizer is missing."""
     run_dir = Path(config.run_dir)
     adapt_vocab_size = vocab_size_is_automatic(config)
     scanner = make_scanner(config.data, DataFolder.of_run(config.data, run_dir), config.seed)
