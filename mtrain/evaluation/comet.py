@@ -161,8 +161,8 @@ class Comet:
         self._known: dict[tuple[str, ...], list[float]] = {}
 
     def sentence_scores(self, hypotheses: Sequence[str], references: References) -> list[float]:
-        """The score of each sentence, computed once. Raises DataError if numbers of lines differ, StorageError
-        if the process of COMET fails."""
+        """The score of each sentence, computed once. Raises DataError if numbers of lines differ,
+        StorageError if the process of COMET fails."""
         require_equal_counts(hypotheses, [self._sources, *references])
         key = tuple(hypotheses)
         if key not in self._known:

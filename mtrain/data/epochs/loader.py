@@ -61,8 +61,8 @@ class Loader:
         """Yield steps without end, from the first one or `start` on. While a window is used, the next one is
         opened in the background.
 
-        Raises DataError if an epoch has no pairs or a window is damaged; CancelledError if `cancelled` returns
-        true while a step is waited for.
+        Raises DataError if an epoch has no pairs or a window is damaged, CancelledError if `cancelled`
+        returns true while a step is waited for.
         """
         planner = self.planner
         # The next steps and, with the last one of a window, the window that follows.

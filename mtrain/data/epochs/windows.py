@@ -107,8 +107,8 @@ class WindowedCorpus:
         self, epoch: int, window: int = 0, throttle: Throttle | None = None, starts: StageStarts = FIRST_STAGE
     ) -> EncodedCorpus:
         """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
-        the numbers of times that they occur. Raises DataError if pairs are damaged, and what the rewrites
-        raise."""
+        the numbers of times that they occur. Raises DataError if pairs are damaged, CancelledError if a
+        rewrite is cancelled."""
         if self._whole is not None and self.mixer is None:
             self.require_undamaged()
         corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
@@ -241,8 +241,8 @@ class WindowPlanner:
     def find(self, position: Position, throttle: Throttle | None = None) -> Opened:
         """The first window with steps from a position on, and the position of its first step.
 
-        Raises DataError if a whole epoch has no pairs or a window is damaged, CancelledError if rewriting its rows
-        is cancelled.
+        Raises DataError if a whole epoch has no pairs or a window is damaged, CancelledError if rewriting
+        its rows is cancelled.
         """
         position = self.schedule.in_stage(position)
         epoch_is_empty = position.window == 0  # as far as is known
