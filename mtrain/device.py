@@ -152,7 +152,7 @@ _SETTING_THREADS = threading.Lock()
 
 
 def _use_threads(count: int, default: int) -> None:
-    """Let operations of this thread use `count` threads, and those of threads started later `default`.
+    """Let operations of this thread use `count` threads, and operations of threads started later `default`.
 
     `torch.set_num_threads` sets both numbers. PyTorch gives a thread the default at its first operation or
     query, hence the query; another thread, which ends at once, then restores the default.

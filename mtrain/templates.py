@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def load_templates(package: str, **filters: Callable[..., str]) -> "Environment":
-    """The templates in the folder templates/ of a package, and the `filters` that they use besides those of
-    Jinja. Values are not escaped, unless a filter does so. A line with nothing but a tag adds nothing to the
+    """The templates in the folder templates/ of a package, and the `filters` that they use besides Jinja's
+    own. Values are not escaped, unless a filter does so. A line with nothing but a tag adds nothing to the
     text. Unknown names are errors."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # here: few commands need it
 

@@ -22,11 +22,11 @@ from mtrain.storage.atomic import require_new_folder
 def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) -> ModelFolderConfig:
     """Average the weights of models (run or model folders), and write the result to the model folder `out`.
 
-    The other settings are those of the first model, changed by `overrides` (`decoding.key=value`). Returns
+    The other settings come from the first model, changed by `overrides` (`decoding.key=value`). Returns
     them.
 
     Raises UsageError if `out` exists, ModelError if a model is damaged or its architecture, vocabulary or
-    languages differ from those of the first.
+    languages differ from the first model's.
     """
     require_new_folder(out)
     first = load_any_model(paths[0], overrides)

@@ -103,7 +103,7 @@ class ExportInfo(_Part):
     quantization: Text | None = None
     parameters: Total
     config: ModelFolderConfig
-    changed: bool = False  # whether other settings than those of the model were exported
+    changed: bool = False  # whether settings of the model were changed for the export
 
 
 class ModelInfo(_Part):
@@ -145,7 +145,7 @@ def is_run(path: Path) -> bool:
 
 
 def has_run_config(path: Path) -> bool:
-    """Whether the config.yaml of a folder is that of a run."""
+    """Whether the config.yaml of a folder belongs to a run."""
     with suppress(OSError):
         return read_file(path / "config.yaml").startswith(RUN_HEADER.encode())
     return False
@@ -260,8 +260,8 @@ def read_model_config(folder: Path) -> ModelFolderConfig:
 
 
 def name_of(folder: Path) -> str:
-    """The name of a run or model folder; that of the run for a model folder in a run folder, and for a
-    checkpoint, with its own name."""
+    """The name of a run or model folder. A model folder in a run folder has the name of the run. A
+    checkpoint has the name of the run, followed by its own name."""
     name = (run_folder_of(folder) or folder).resolve().name
     if is_checkpoint(folder):
         name += f", {folder.resolve().name}"

@@ -33,7 +33,7 @@ class TrainState:
     best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
     best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
     lowest_nll: float | None = None  # of all validations, rounded
-    initial_score: float | None = None  # that of training.init_from
+    initial_score: float | None = None  # of training.init_from
     initial_scores: dict[str, float] = field(default_factory=dict)
     data_fingerprint: str = ""
     tokenizer_fingerprint: str = ""

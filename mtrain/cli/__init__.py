@@ -18,7 +18,7 @@ _received: list[int] = []  # stop signals
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command that `arguments` (by default, those of the process) ask for, and exit with its code."""
+    """Run the command that `arguments` (by default, `sys.argv[1:]`) ask for, and exit with its code."""
     _received.clear()
     handle_stop_signals(_interrupt)
     try:

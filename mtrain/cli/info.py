@@ -174,7 +174,7 @@ def _tokenizer(model: "Description") -> str:
     from mtrain.checkpoint.card_text import vocabulary_size
 
     settings = model.config.tokenizer
-    kind = "" if settings.path else f" {settings.type}"  # that of a reused vocabulary is not recorded
+    kind = "" if settings.path else f" {settings.type}"  # the type of a reused vocabulary is not recorded
     return f"SentencePiece{kind}, {vocabulary_size(model)}"
 
 

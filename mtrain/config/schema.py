@@ -1,4 +1,5 @@
-"""The whole configuration, made of the sections of the other modules, and that of a model folder."""
+"""The whole configuration of a run, made of the sections of the other modules, and the configuration of a
+model folder."""
 
 import os
 import re
@@ -63,7 +64,7 @@ class Config(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _make_language_tags_symbols(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Language tags are symbols of the tokenizer, unless that of another model is reused."""
+        """Language tags are symbols of the tokenizer, unless the tokenizer of another model is reused."""
         config = validate(values)
         tokenizer = config.tokenizer
         missing = [tag for tag in config.data.tags if tag not in tokenizer.symbols]
@@ -162,6 +163,6 @@ class ModelFolderConfig(Section):
 
     @property
     def target_languages(self) -> list[str]:
-        """The languages that the model translates into, those of its tags."""
+        """The languages that the model translates into, from its language tags if it uses any."""
         tags = [symbol[2:-1] for symbol in self.tokenizer.symbols if re.fullmatch(r"<2[\w-]+>", symbol)]
         return [self.target_lang] if self.language_tags == "none" else tags

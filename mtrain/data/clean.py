@@ -43,7 +43,7 @@ def clean(
     data: DataConfig, out: IO[str], rejected: IO[str] | None, workers: int | None, shows_progress: bool
 ) -> Cleaned:
     """Write each training pair that the filters keep to `out`: source, target, and further columns of TSV.
-    Write the others to `rejected`, after the reason. The order is that of the corpora.
+    Write the others to `rejected`, after the reason. Pairs stay in the order of the corpora.
 
     The text is read twice: to filter it, with `workers` processes (see `CorpusScanner`), and to write it.
     Raises UsageError without `data.filters`; DataError if a corpus is missing, malformed or misaligned, if it

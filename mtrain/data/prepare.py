@@ -59,8 +59,8 @@ def make_scanner(
 ) -> CorpusScanner:
     """A scanner of the corpora of a run, which does not read what the data folder contains already. With
     `check`, it checks the text, unless the folder was begun from the same text. The held-out pairs are drawn
-    by `seed` or, if a shared folder was begun with another seed, by that seed. The other arguments are those
-    of `CorpusScanner`."""
+    by `seed` or, if a shared folder was begun with another seed, by that seed. For the other
+    arguments, see `CorpusScanner`."""
     if folder.shared and folder.inputs:
         seed = folder.inputs.seed
     files = RawFiles(data, (folder.path, folder.run_dir / "data"), hashes_of_missing(data, folder))
@@ -148,7 +148,7 @@ def open_data(
 def _choose_inputs(
     data: DataConfig, tokenizer: Tokenizer, folder: DataFolder, scanner: CorpusScanner
 ) -> Inputs:
-    """The inputs of a run; those of the folder if it can be used for the run."""
+    """The inputs of a run; the inputs of the folder if it can be used for the run."""
     settings = describe_settings(data, tokenizer, scanner.seed)
     inputs = Inputs(settings, scanner.files.content_hashes)
     if folder.inputs is None:

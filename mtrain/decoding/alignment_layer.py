@@ -62,7 +62,7 @@ def best_layer(
     """The layer whose attention agrees best with a statistical alignment of the same sentence pairs.
 
     `sources` and `targets` are token ids without EOS; `attention[layer][pair]` (T, S or more) is from target
-    to source tokens. The alignment is that of IBM model 1 (Brown et al., "The Mathematics of Statistical
+    to source tokens. The alignment comes from IBM model 1 (Brown et al., "The Mathematics of Statistical
     Machine Translation", 1993), estimated on the pairs; no reference alignments are needed. The agreement of
     a layer is the mean probability under that model of the source token that a target token attends to most.
     """

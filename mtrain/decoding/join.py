@@ -1,4 +1,4 @@
-"""Joining translations: those of the parts of a line, and those of the lines of a text."""
+"""Joining the translations of the parts of a line, and of the lines of a text."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

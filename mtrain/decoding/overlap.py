@@ -1,5 +1,5 @@
-"""Overlapping the work of the host with that of a GPU: while it decodes a window of lines, the next ones are
-read and split, and the previous one is joined and written.
+"""Overlapping the work of the host with the work of a GPU: while the GPU decodes a window of lines, the host
+reads and splits the next windows, and joins and writes the previous one.
 
 The caller's thread reads, joins and writes, so that iterables of lines need not be thread-safe, and an
 interrupt arrives where it waits. One thread splits and tokenizes, and one decodes.

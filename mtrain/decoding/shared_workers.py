@@ -18,7 +18,7 @@ class SharedWorkers:
     receives their translations."""
 
     def __init__(self, workers: Workers, ranks: Ranks):
-        """`workers` are those of this rank."""
+        """`workers` are the workers of this rank."""
         self.own, self.ranks = workers, ranks
         self.count = workers.count * ranks.size
 

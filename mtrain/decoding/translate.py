@@ -52,7 +52,7 @@ class Translator:
         self.tokenizer = ensemble.tokenizer
         self.device = ensemble.device
         self.direction = direction
-        self.own_direction = direction  # that of the models, which `between` leaves as it is
+        self.own_direction = direction  # of the models; `between` does not change it
         self.language_tags = language_tags
         self.tag = self.tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
         self.is_chosen = False  # whether `between` chose the languages
@@ -200,7 +200,7 @@ class Translator:
 
     @property
     def models(self) -> Sequence[DecodingTransformer]:
-        """The models, one or those of an ensemble, prepared for decoding."""
+        """The model, or the models of an ensemble, prepared for decoding."""
         return self.workers.ensemble.models
 
     def lead(self, ranks: Ranks, work: Callable[[], object]) -> None:

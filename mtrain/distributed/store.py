@@ -86,7 +86,7 @@ class RankStore:
     def _assemble(self, store: _PromptStore) -> str:
         """Wait until all ranks are here, and return a name for them.
 
-        The store may be that of ranks that have failed, which torchrun has started again. Therefore each
+        The store may be left over from failed ranks, which torchrun has started again. Therefore each
         process has a name, of which rank 0 makes lists. A list is valid once all of its processes confirm it.
         """
         own = uuid.uuid4().hex
@@ -216,7 +216,7 @@ class RankStore:
 
 
 def require_equal_facts(facts: Sequence[Mapping[str, str]]) -> None:
-    """Raise DistributedError if a fact of a rank differs from that of rank 0."""
+    """Raise DistributedError if a fact differs between a rank and rank 0."""
     for rank, of_rank in enumerate(facts):
         for key in sorted(facts[0].keys() | of_rank.keys()):
             one, other = (found.get(key, "missing") for found in (of_rank, facts[0]))

@@ -23,7 +23,7 @@ class PairedScore(NamedTuple):
     randomization_p: float | None  # of the paired approximate randomization test
 
     def is_significant(self, p: float | None, baseline: "PairedScore") -> bool:
-        """Whether a p-value of this score is that of a significant difference. sacreBLEU's p-values of equal
+        """Whether a p-value of this score shows a significant difference. sacreBLEU's p-values of equal
         scores are the smallest ones, but there is no difference then."""
         return p is not None and p < SIGNIFICANT and self.score != baseline.score
 
@@ -39,10 +39,10 @@ class MetricComparison(NamedTuple):
 def compare_systems(
     systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], metrics: dict[str, Any]
 ) -> list[MetricComparison]:
-    """Compare the translations of systems with those of the first by paired bootstrap resampling (Koehn 2004)
+    """Compare each system's translations with the first system's by paired bootstrap resampling (Koehn 2004)
     and paired approximate randomization (Riezler and Maxwell 2005).
 
-    The numbers of resamples and trials and the seed are those of sacreBLEU: 1,000, 10,000, and the
+    The numbers of resamples and trials and the seed are sacreBLEU's defaults: 1,000, 10,000, and the
     environment variable SACREBLEU_SEED or 12345. Raises DataError if numbers of lines differ, and UsageError
     for a seed that is not a number.
     """

@@ -4,7 +4,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import NamedTuple
 
-import regex  # whose \w includes vowel signs and joiners, unlike that of `re`
+import regex  # whose \w includes vowel signs and joiners, unlike the \w of `re`
 
 # Thai, Lao, Khmer, Burmese, kana and Chinese characters: scripts that are written without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"

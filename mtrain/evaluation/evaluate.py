@@ -42,7 +42,7 @@ class TestSet(NamedTuple):
     direction: Direction | None = None  # for models with language tags; None: the languages of the model
 
     def target_lang(self, of_model: str | None) -> str | None:
-        """The language of the references, given that of the model."""
+        """The language of the references, given the target language of the model."""
         return of_model if self.direction is None else self.direction.target
 
 
@@ -112,7 +112,7 @@ def target_lang_of(path: Path) -> str:
     """
     require_model(path)
     folder = model_folder_of(path)
-    without_settings = is_checkpoint(path) or not folder.is_dir()  # those of the run are used
+    without_settings = is_checkpoint(path) or not folder.is_dir()  # the settings of the run are used
     data = _data_of(path, ()) if without_settings else None
     return read_model_config(folder).target_lang if data is None else data.target_lang
 

@@ -91,7 +91,7 @@ def score(
 def score_sentences(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: dict[str, Any]
 ) -> dict[str, list[float]]:
-    """The scores of single sentences by metric, as those of `sacrebleu --sentence-level`: BLEU uses the
+    """The scores of single sentences by metric, as `sacrebleu --sentence-level` computes them: BLEU uses the
     effective n-gram order, because most sentences share no 4-gram with their reference."""
     present = without_blank(references)
     scores = {}

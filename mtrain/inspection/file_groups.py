@@ -146,7 +146,7 @@ def divide_by_role(groups: Sequence[Group]) -> Roles:
 
 
 def _role_of(group: Group) -> Role:
-    """The role that the name of the first file says or, if it says nothing, that of its folder."""
+    """The role that the name of the first file says or, if it says nothing, the name of its folder."""
     path = Path(group.files[0])
     for word in (*words_of(path.name), *words_of(path.parent.name)):
         if word.lower() in _ROLES:

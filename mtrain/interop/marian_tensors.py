@@ -39,7 +39,7 @@ def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
 
 
 def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The names of the tensors of a Transformer, each with those of MarianMTModel whose rows it
+    """The tensor names of a Transformer, each with the names of the MarianMTModel tensors whose rows it
     concatenates."""
     shared = config.tie_embeddings == "all"
     names: dict[str, tuple[str, ...]] = {"source_embedding.weight": (SHARED if shared else ENCODER,)}
@@ -115,7 +115,7 @@ def without_last_token(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
 def from_marian(
     theirs: dict[str, Tensor], config: dict[str, Any], model: ModelConfig, file: Path
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """The tensors of a Transformer, in fp32, from those of a MarianMTModel with a Marian `config`.
+    """The tensors of a Transformer, in fp32, from the tensors of a MarianMTModel with a Marian `config`.
 
     Also returns the model config, without an output bias if that is zero or missing. Raises ModelError, which
     names the tensor, if one is missing, unexpected, not finite or of another shape.

@@ -75,7 +75,7 @@ class DecodingTransformer:
     def decode_next(self, last: Tensor, cache: KeyValueCache) -> Tensor:
         """Hidden states (N, E) for ids (N) of the next position, given a cache of earlier positions.
 
-        Of attention maps, `recording` gets those of cross-attention, (N, H, 1, S) for each layer.
+        `recording` gets only the attention maps of cross-attention, (N, H, 1, S) for each layer.
         """
         position = cache.length
         past_keep_bias = cache.extend()
@@ -187,8 +187,8 @@ def _output(attention: MultiHeadAttention, attended: Tensor, queries: Tensor) ->
 
 
 def _packed_copy(model: Transformer, dtype: torch.dtype | None, stays_low: bool | None) -> Transformer:
-    """A copy in evaluation mode with packed linear maps and less overhead per call. Its parameters are those
-    of the model."""
+    """A copy in evaluation mode with packed linear maps and less overhead per call. It shares the
+    parameters of the model."""
     copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for module in list(copied.modules()):
         for name, child in module.named_children():

@@ -2,7 +2,7 @@
 `mtrain.model`; T is the number of positions in the buffers.
 
 It computes the same as `mtrain.model.incremental`. The position is in a tensor, keys and values stay where
-they were stored, and the kernels are those of `mtrain.kernels.decoding_step`.
+they were stored, and the kernels come from `mtrain.kernels.decoding_step`.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Predicts memory and time of one device: what its optimizer steps consist of, and what they cost.
 
 Pure functions of the config, the lengths of the training pairs and the numbers of the hardware. The costs of
-a micro-batch are those of `mtrain.planning.cost`; `mtrain.planning.scaling` predicts runs on several devices.
+a micro-batch come from `mtrain.planning.cost`; `mtrain.planning.scaling` predicts runs on several devices.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """The hardware that `mtrain plan` knows, and what it assumes about it.
 
-Peaks and sizes are those of the manufacturer. Which shares of the peaks training reaches is assumed;
+Peaks and sizes are the manufacturer's figures. Which shares of the peaks training reaches is assumed;
 docs/experiments/large-corpora.md compares predictions with a few steps on one H200. `--hardware measured`
 times real steps instead.
 """

@@ -91,8 +91,8 @@ class Plan:
 def plan(config: Config, hardware: str = "measured", devices: int = 1, price: float | None = None) -> Plan:
     """Plan a run on `devices` devices of a kind (see `find_hardware`), each of which costs `price` an hour.
 
-    Nothing is written. The lengths of the training pairs are those of the encoded corpus if there is one,
-    else those of a sample of the text. Raises the errors of `mtrain.errors`.
+    Nothing is written. The lengths of the training pairs come from the encoded corpus if there is one,
+    else from a sample of the text. Raises the errors of `mtrain.errors`.
     """
     data, device = config.data, find_hardware(hardware)
     folder = DataFolder.of_run(data, Path(config.run_dir))

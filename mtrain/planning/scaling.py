@@ -3,7 +3,7 @@
 Each device computes its share of a step. The gradients are summed by a ring (Patarasuk and Yuan, "Bandwidth
 optimal all-reduce algorithms for clusters of workstations", 2009), in which each device sends
 2 (N - 1) / N times the size of the gradients, while the backward pass of the last micro-batch runs. The time
-of a step is that of its computation, plus the part of the communication that is not hidden.
+of a step is the time of its computation, plus the part of the communication that is not hidden.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Run:
     sent_bytes: float  # by each device in a step
     communication_seconds: float  # of a step, hidden or not
     step_seconds: float
-    efficiency: float  # speed per device, relative to that of a single device with the same batch
+    efficiency: float  # speed per device, relative to a single device with the same batch
     target_tokens_per_second: float  # of all devices
     epoch_hours: float
     steps: int  # of the whole run

@@ -54,8 +54,8 @@ class AttentionMap(NamedTuple):
 def attention_maps(
     translator: Translator, sources: Sequence[str], translations: Sequence[str]
 ) -> list[AttentionMap]:
-    """The attention with which a model reads each source and predicts its translation. Of an ensemble, it is
-    that of the first model.
+    """The attention with which a model reads each source and predicts its translation. For an ensemble, it is
+    the attention of the first model.
 
     Row t of the decoder's maps is the position that predicts target token t. It attends to BOS and the
     tokens before t, which are the columns of the decoder's own map.
@@ -191,7 +191,7 @@ def position_table(model: Transformer) -> tuple[str, Tensor]:
 
 
 def position_similarity(model: Transformer) -> tuple[list[int], list[float]]:
-    """Positions, and the cosine similarity of their encodings with that of the middle one."""
+    """Positions, and the cosine similarity of their encodings with the encoding of the middle one."""
     _, table = position_table(model)
     middle = table[len(table) // 2]
     similarity = torch.nn.functional.cosine_similarity(table, middle[None], dim=1)

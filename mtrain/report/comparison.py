@@ -27,7 +27,7 @@ class ComparedSet(NamedTuple):
 
 def comparison_page(sets: Sequence[ComparedSet]) -> str:
     """The page for one or more test sets: tables of scores, then for each compared system its sentences
-    beside those of the baseline, sorted by the difference of their scores by the first metric."""
+    beside the baseline's sentences, sorted by the difference of their scores by the first metric."""
     shown = _without_common_folder(list(sets[0].systems))
     sets = [_renamed(each, shown) for each in sets]
     baseline, *others = sets[0].systems

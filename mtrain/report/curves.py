@@ -105,7 +105,7 @@ def _numbers(values: Floats, digits: int) -> list[float | int | None]:
 
 def _section(runs: Sequence[RunRecords], chart: Chart) -> str:
     unit = chart.unit
-    if all(run.is_classifier for run in runs):  # its labels are those of pairs
+    if all(run.is_classifier for run in runs):  # classifiers label pairs, not tokens
         unit = unit.replace("target tokens", "pairs").replace("nats/token", "nats/pair")
     title = chart.title + (f" ({unit})" if unit else "")
     return (

@@ -61,7 +61,7 @@ def _validation_score(metric: str, title: str, value: object) -> Score | None:
 
 
 def read_curves(lines: list[Record]) -> dict[str, Curve]:
-    """The curves of a run by metric, from the lines of metrics.jsonl; those of validation begin with
+    """The curves of a run by metric, from the lines of metrics.jsonl; validation metrics begin with
     `validation_`. Empty if no step is recorded."""
     # Each axis has to increase.
     axes = ("step", "seconds")

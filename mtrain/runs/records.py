@@ -51,7 +51,7 @@ class RunRecords(NamedTuple):
     name: str
     folder: Path
     config: Record
-    curves: dict[str, Curve]  # by metric; those of validation begin with `validation_`
+    curves: dict[str, Curve]  # by metric; validation metrics begin with `validation_`
     skipped_steps: int  # whose loss or gradient was not finite
     samples: list[Translations]  # of each validation
     best: Translations | None  # by the best model
@@ -172,7 +172,7 @@ def _first_sources(data: Path) -> list[str]:
 
 
 def config_section(config: Record, name: str) -> Record:
-    """A section of a config file, which may be that of an older version; empty if it is missing."""
+    """A section of a config file, which may come from an older version; empty if it is missing."""
     section = config.get(name)
     return section if isinstance(section, dict) else {}
 

@@ -44,7 +44,7 @@ class RunProgress(BaseModel):
     validations_without_improvement: _Count = 0  # in a row
     logged_step: _Count = 0  # of the last line of metrics.jsonl
     checkpoints: _Count = 0
-    best: Validation | None = None  # that of the model in the run folder
+    best: Validation | None = None  # of the model in the run folder
     last: Validation | None = None
     finished: str | None = None  # the limit that was reached
 
@@ -137,7 +137,7 @@ def _summarize(path: Path) -> Summary:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a folder is that of a run, which may have just begun."""
+    """Whether a folder is a run folder, even if the run has just begun."""
     if is_run(path):
         return True
     with suppress(UsageError):

@@ -20,14 +20,14 @@ class BpeSampler:
     def __init__(
         self, names: Sequence[str], scores: npt.NDArray[np.float64], learned: Sequence[int], dropout: float
     ):
-        """`names` and `scores` are those of all pieces, by id. `learned` has the ids of the pieces to use,
+        """`names` and `scores` cover all pieces, by id. `learned` has the ids of the pieces to use,
         whose scores are the negative ranks of merges. A merge is skipped with the probability `dropout`."""
         self._dropout = dropout
         by_name = {names[i]: i for i in learned}
         spelled = [[by_name.get(character, -1) for character in name] for name in names]
         # The ids of the characters of each piece; -1 if a character has no piece.
         self._characters = Rows(np.array([*chain(*spelled)], np.int64), np.array([*map(len, spelled)]))
-        # Merges are numbered in the order of their ranks; the number is that of the merged piece.
+        # Merges are numbered in the order of their ranks; merges into the same piece have the same number.
         self._merged = np.array(sorted(learned, key=lambda i: -scores[i]), np.int64)
         numbers = {names[i]: number for number, i in enumerate(self._merged.tolist())}
         pairs = sorted(

@@ -24,7 +24,7 @@ class UnigramSampler:
     def __init__(
         self, names: Sequence[str], scores: npt.NDArray[np.float64], learned: Sequence[int], strength: float
     ):
-        """`names` and `scores` (log-probabilities) are those of all pieces, by id. `learned` has the ids of
+        """`names` and `scores` (log-probabilities) cover all pieces, by id. `learned` has the ids of
         the pieces to use, and `strength` is the exponent alpha of the probability of a segmentation."""
         self._scores = strength * scores
         self._trie = _Trie([names[i] for i in learned], learned)
@@ -111,7 +111,7 @@ class _Trie:
     """Finds pieces in text. The root is state 0; the states at each depth are numbered one after another."""
 
     def __init__(self, names: Sequence[str], ids: Sequence[int]):
-        """`ids` are those of the pieces `names`."""
+        """`ids` are the ids of the pieces `names`."""
         lengths = np.array(list(map(len, names)), np.int64)
         starts, text = np.cumsum(lengths) - lengths, _code_points("".join(names))
         state, total = np.zeros(len(names), np.int64), 1

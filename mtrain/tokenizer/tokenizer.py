@@ -38,8 +38,8 @@ class Tokenizer:
         source, target = self.source.special, self.target.special
         if (source.unk, source.eos) != (target.unk, target.eos):
             raise ModelError(f"{folder}: the source and target vocabularies have different special ids")
-        # Padding is masked, so its id may be any that both vocabularies have. BOS is that of the target,
-        # because sources have none.
+        # Padding is masked, so its id may be any that both vocabularies have. BOS comes from the
+        # target, because sources have none.
         self.special = target._replace(pad=min(source.pad, target.pad))
 
     def set_threads(self, count: int) -> None:

@@ -19,7 +19,7 @@ _TAG = re.compile(">>.*?<<", re.DOTALL)  # the target language, for multilingual
 
 
 class SpecialIds(NamedTuple):
-    """Ids of the special tokens; the defaults are those of vocabularies learned here."""
+    """Ids of the special tokens; the defaults are the ids in vocabularies learned here."""
 
     pad: int = 0
     unk: int = 1

@@ -66,7 +66,7 @@ def make_trainer(
 ) -> Trainer:
     """Prepare the run and complete its config on rank 0, open it on the other ranks, and make a trainer.
 
-    Arguments and errors are those of `fit`; `ranks` have the device already, and `folder` is the data folder
+    For arguments and errors, see `fit`; `ranks` have the device already, and `folder` is the data folder
     of the run, which rank 0 has opened. The run folder is not locked.
     """
     ranks = ranks or Ranks(resolve_device(device))

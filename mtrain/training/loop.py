@@ -148,7 +148,7 @@ def _record_step(trainer: Trainer) -> str | None:
 
 
 def _agree(trainer: Trainer, stop: StopSignal) -> Signals | None:
-    """The signal that any rank has received. Also agrees on the time of the run, which is that of rank 0.
+    """The signal that any rank has received. Also agrees on the time of the run, as measured by rank 0.
 
     This is the second exchange between the hosts in a step. The first one comes before the last backward
     pass, which must not begin if memory has run out on a rank. It could carry the signal, but neither the
@@ -284,7 +284,7 @@ def _interrupted(trainer: Trainer, signal: Signals) -> Interrupted:
 
 def _save_alone(trainer: Trainer) -> None:
     """Save the steps that are complete, before this process ends, if it can without the other ranks.
-    After an update that has failed, the weights may be those of no step."""
+    After a failed update, the weights may not belong to any step."""
     if trainer.updates == trainer.learner.updates and trainer.saver.can_save_alone():
         if trainer.unrecorded is not None:  # the resumed run would neither log nor validate it
             _record_step(trainer)

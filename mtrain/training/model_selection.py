@@ -130,7 +130,7 @@ class ModelSelection:
             self.failures = 0
 
     def review(self) -> None:
-        """Warn, at the end of training, if no validation was better than that of the initial model, or if
+        """Warn, at the end of training, if no validation was better than the initial model's, or if
         the BLEU of the best model is 0."""
         if not self.ranks.is_first:
             return

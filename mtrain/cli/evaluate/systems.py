@@ -1,4 +1,4 @@
-"""The translations that `mtrain evaluate` scores: those of models, and those in files."""
+"""The translations that `mtrain evaluate` scores, made by models or read from files."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,7 +83,7 @@ def evaluate_models(
         texts = _read_systems(inputs)
         given = _given_test_sets(inputs, texts) if inputs.references else []
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
-    direction: Direction | None = None  # that of the first model
+    direction: Direction | None = None  # of the first model
     with joined_ranks(device) as ranks:
         for path in inputs.models:
             loaded = load_translator(path, str(ranks.device), decoding_settings)

@@ -176,8 +176,8 @@ def name_of(corpus: AnyCorpus) -> str:
 
 
 def names_of(corpora: Sequence[AnyCorpus]) -> list[str]:
-    """The names of the corpora of `data.train`. A corpus without a name has that of its file, pattern or
-    dataset; if that is taken, it is numbered. Raises ValueError if two corpora are given the same name."""
+    """The names of the corpora of `data.train`. A corpus without a name is named after its file, pattern or
+    dataset, with a number if that name is taken. Raises ValueError if two corpora are given the same name."""
     given = [corpus.name for corpus in corpora if corpus.name is not None]
     for name in given:
         if given.count(name) > 1:

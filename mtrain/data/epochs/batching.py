@@ -79,7 +79,7 @@ def plan_batches(
 ) -> BatchPlan:
     """Plan the batches of a window, in which each row occurs once, or as often as its weight says.
 
-    `lengths` are those of the sources and of the targets. A step has at most `batch_tokens` padded tokens on
+    `lengths` are source and target lengths. A step has at most `batch_tokens` padded tokens on
     either side. A micro-batch has at most MAX_ROWS / 2 rows, because R-Drop computes each row twice. `key`
     determines the order of the steps and how pairs of equal lengths are grouped; it is (seed, epoch), or
     (seed, epoch, window) if there are several windows. In each step, every rank has the same number of

@@ -92,7 +92,7 @@ class Mixer:
         mixed = [(i, name) for i, name in enumerate(self._names) if name in stage.shares]
         pairs = {i: unit * Fraction(str(stage.shares[name])) for i, name in mixed}
         total = ceil(sum(pairs.values()))
-        buckets = ceil(len(self._sizes[0]) * total / sum(sizes.values()))  # as large as those of the corpora
+        buckets = ceil(len(self._sizes[0]) * total / sum(sizes.values()))  # as large as in the corpora
         return Mixture(pairs, WindowLayout.of(total, buckets, window_pairs))
 
     def mixture(self, starts: StageStarts) -> Mixture:

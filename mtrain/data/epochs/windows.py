@@ -119,7 +119,7 @@ class WindowedCorpus:
 
     @property
     def has_fixed_lengths(self) -> bool:
-        """Whether the pairs of each epoch are as long as those of `encoded()`."""
+        """Whether the pairs of each epoch are as long as the pairs of `encoded()`."""
         return self.fits_one_window and not self._rewrites
 
     def with_rewrites(self, choose: Callable[[Rewrite], bool]) -> Self:

@@ -127,7 +127,7 @@ class BlockFilter:
             None if corpus.filters == "off" else rules[data.direction_of(corpus)] for corpus in data.train
         ]
         self._duplicates = data.filters.duplicates
-        self._directions = np.zeros(len(data.train), np.uint64)  # a hash of that of each corpus
+        self._directions = np.zeros(len(data.train), np.uint64)  # a hash of the direction of each corpus
         if data.has_several_directions:
             self._directions = hash_texts(list(map(str, data.directions)))
 

@@ -142,7 +142,7 @@ class FolderEncoder(NamedTuple):
         return described
 
     def _draw_validation(self) -> list[list[Pair]]:
-        """The validation pairs of each corpus that contains some: those of training for a holdout."""
+        """The validation pairs of each validation corpus or, for a holdout, of each training corpus."""
         data = self.data
         if isinstance(data.validation, Holdout):
             validation = self.scanner.result.held_out

@@ -97,7 +97,7 @@ class Encoder:
     def _encode(
         self, encode: Callable[[list[str]], list[list[int]]], texts: list[str], tag: Sequence[int] = ()
     ) -> Rows:
-        """The ids of each text, after those of a language tag, and EOS."""
+        """The ids of each text, preceded by the ids of a language tag and followed by EOS."""
         ids: list[Ids] = [np.empty(0, self._dtype)]
         lengths: list[int] = []
         for start in range(0, len(texts), _TEXTS):

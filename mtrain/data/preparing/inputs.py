@@ -87,7 +87,7 @@ def _without_paths(data: Settings) -> Settings:
 
 
 def find_difference(before: Settings, now: Settings) -> str | None:
-    """The first difference between the settings of a data folder and those of a run that makes the folder
+    """The first difference between the settings of a data folder and a run that makes the folder
     useless for the run, as the end of a message; None if there is none. The seed, subword sampling and the
     paths of the corpora may differ."""
     old, new = _without_paths(before["data"]), _without_paths(now["data"])

@@ -137,7 +137,7 @@ def _by_wildcards(pattern: str) -> dict[tuple[str, ...], Path]:
 
 @cache
 def sacrebleu_files(name: str, langs: str) -> list[Path]:
-    """The file of the sources of a test set, then that of each reference, with one sentence per line. They
+    """The source file of a test set, then each reference file, with one sentence per line. They
     are downloaded unless they are in sacreBLEU's folder.
 
     Raises DataError if that fails, or if the test set has no reference.

@@ -51,7 +51,7 @@ class Block(NamedTuple):
     targets: list[str]
     numbers: Sequence[int]  # of the readable pairs in the corpus, from 1
     errors: dict[int, DataError]  # by number, ascending
-    name: str  # of the file, that of the sources if there are two
+    name: str  # of the file; of the source file if there are two
     skipped: int = 0  # pairs of the corpus before this file, minus 1 if it has a header
     scores: Sequence[float] = ()  # of the readable pairs, if they were asked for
 
@@ -152,7 +152,7 @@ def try_pair(
     item: Any, corpus: TsvCorpus | FieldsCorpus, name: str, number: int, score: Column | None
 ) -> Pair | ScoredPair | DataError:
     """The pair in a line of TSV or JSONL, or in a row of a table; or a DataError if it has none. `number` is
-    that of the line in the file `name`."""
+    the number of the line or row in the file `name`."""
     if isinstance(item, DataError):
         return item
     if isinstance(item, UnicodeDecodeError):

@@ -57,7 +57,7 @@ class BlockFindings(NamedTuple):
     excerpts: list[Excerpt]
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
-    overlap: PairHashes  # hashes that are among those of the validation and test sets
+    overlap: PairHashes  # hashes that also occur in the validation and test sets
 
 
 Scripts = Sequence[Sequence[Sequence[str]]]  # of the sides of each corpus
@@ -176,8 +176,8 @@ class BlockScanner:
         self._seed, self._held_out = seed, held_out
         self._strict = strict
         self._filter = BlockFilter(data) if data.filters else None
-        # Else, of corpora that have the same sources, only the first one would be validated. Further
-        # directions change nothing in that of `data`.
+        # Keys contain the direction; else, only the first of several corpora with the same sources would be
+        # validated. Adding directions does not change the key of the direction of `data`.
         own = Direction(data.source_lang, data.target_lang)
         self._holdout_keys = [str(seed) if each == own else f"{seed} {each}" for each in data.directions]
 

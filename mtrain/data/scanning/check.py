@@ -33,7 +33,7 @@ from mtrain.data.scanning.sides import CorpusSides, Shift, find_shifts
 from mtrain.data.text.writing_systems import main_script
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-SCRIPT_PAIRS = 1000  # the scripts of the corpus are those of its first pairs
+SCRIPT_PAIRS = 1000  # the first pairs of the corpus, which determine its scripts
 DISTINCT = 4_000_000  # pairs whose hashes are kept, of 8 bytes each; the duplicates of more are estimated
 
 
@@ -124,7 +124,7 @@ class DataCheck:
     def block_check(self, first: Sequence[Block]) -> BlockCheck:
         """A check of blocks whose findings can be added. `first` are the usable pairs of the first
         blocks, about SCRIPT_PAIRS. Corpora of the same languages as the first one should have the scripts of
-        these pairs, others those of their languages."""
+        these pairs, others the scripts of their languages."""
         pairs = [pair for block in first for pair in zip(*block[:2], strict=True)][:SCRIPT_PAIRS]
         source, target = (main_script(pair[side] for pair in pairs) for side in (0, 1))
         self._found.scripts = source, target

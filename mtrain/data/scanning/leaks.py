@@ -40,7 +40,7 @@ class Leak:
 
 
 class LeakFinder:
-    """Collects the hashes of training pairs that are also those of validation and test pairs."""
+    """Collects the hashes that training pairs have in common with validation and test pairs."""
 
     def __init__(self, sets: Mapping[str, Iterable[Pair]], holds_out: bool, folder: Path | None):
         """`sets` are the validation and test sets. If validation pairs are held out of training, which will
@@ -56,8 +56,8 @@ class LeakFinder:
         return PairHashes(*[unique(np.concatenate(column)) for column in columns] or [NO_HASHES] * 3)
 
     def add(self, hashes: PairHashes, overlap: PairHashes) -> None:
-        """Add the hashes of some training pairs, and those of them that are among `evaluation_hashes`. Raises
-        StorageError."""
+        """Add the `hashes` of some training pairs. `overlap` are the hashes among them that are also in
+        `evaluation_hashes`. Raises StorageError."""
         for found, new in zip(self._found, overlap, strict=True):
             found.update(new.tolist())
         if self._sources is not None:

@@ -120,7 +120,7 @@ class TextSample:
 class HoldoutCandidate(NamedTuple):
     """A pair that may be held out."""
 
-    digest: str  # of source, seed and, unless it is that of `data`, direction; in hexadecimal
+    digest: str  # of source, seed and, unless it is the direction of `data`, direction; in hexadecimal
     corpus: int  # index, from 0
     number: int  # of the pair in its corpus
     source: str

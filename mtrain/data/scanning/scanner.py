@@ -133,7 +133,7 @@ class CorpusScanner:
 
 
 def _size_of_text(corpora: Iterable[Corpus]) -> int:
-    """The size of the text of some corpora in bytes; 0 if it is unknown, as that of compressed files."""
+    """The size of the text of some corpora in bytes; 0 if it is unknown, as for compressed files."""
     size = 0
     for corpus in corpora:
         files = existing_files(corpus)

@@ -142,7 +142,7 @@ class Predictor:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best k continuations of each sentence, whose rows have log-probabilities `live` (B, K).
 
-        `logits` (N, V) are those of the last `step`, possibly masked, and `log_normalizers` (N, 1) their
+        `logits` (N, V) come from the last `step`, possibly masked, and `log_normalizers` (N, 1) their
         normalizers. Returns log-probabilities, rows within the sentence, and tokens, best first; each has the
         shape (B, k), or more columns if candidates are recomputed, or fewer if there are fewer continuations.
 
@@ -157,7 +157,7 @@ class Predictor:
         values, parents, tokens = found
         rows = parents + torch.arange(len(live), device=live.device)[:, None] * live.size(1)
         normalizer = log_normalizers.gather(1, parents)
-        # The token of a candidate that does not exist may be that of another one; see `beam_topk`.
+        # A candidate that does not exist may have the token of another one; see `beam_topk`.
         before = logits[rows, tokens].masked_fill(values == -math.inf, -math.inf)
         after = _recomputed(self.models[0], before, self.hidden[rows], tokens)
         none = torch.zeros_like(live)

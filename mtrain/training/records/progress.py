@@ -50,8 +50,8 @@ class Progress:
         is_first: bool = True,
         classifies: bool = False,
     ):
-        """Of several ranks, only the first writes and shows progress. The loss is that of target tokens or,
-        of a model that `classifies`, of pairs. The `state` is read and not written."""
+        """Of several ranks, only the first writes and shows progress. The loss is per target token or,
+        for a model that `classifies`, per pair. The `state` is read and not written."""
         self.unit = "nats/pair" if classifies else "nats/token"
         self.speed_unit = "pairs/s" if classifies else "target tokens/s"
         self.is_first = is_first
@@ -149,8 +149,8 @@ class Progress:
                 )
 
     def _watch_for_spikes(self, nll: float, step: int, locate: Callable[[], list[str]]) -> None:
-        """Log a warning if the nll is far above that of the previous steps, which bad pairs can cause. The
-        loss would not do: it rises when R-Drop begins."""
+        """Log a warning if the nll is far above the mean of the previous steps, which bad pairs can cause.
+        The loss would not do: it rises when R-Drop begins."""
         if len(self.recent) == SPIKE_WINDOW:
             mean = fmean(self.recent)
             if nll > mean + max(MIN_SPIKE, 6 * pstdev(self.recent, mean)):

@@ -38,8 +38,8 @@ class TensorBoard:
             self._give_up(error)
 
     def write(self, step: int, time: float, record: Mapping[str, Any]) -> None:
-        """Add the numbers of a record: those of training as `train/NAME`, of a validation as
-        `validation/NAME`."""
+        """Add the numbers of a record, as `train/NAME` for training steps and as `validation/NAME` for
+        validations."""
         if self.writer is None:
             return
         group, values = "train", record

@@ -35,7 +35,7 @@ class TrainingLengths:
     source: Lengths
     target: Lengths
     weights: npt.NDArray[np.floating]  # how often each pair occurs in an epoch
-    share: float  # the number of these pairs, divided by that of an epoch
+    share: float  # the number of these pairs, divided by the number of pairs of an epoch
     is_complete: bool  # whether these are all pairs of an epoch
     validation_pairs: int
     key: tuple[int, ...]  # of the plan of the batches, the seed first
@@ -43,7 +43,7 @@ class TrainingLengths:
 
     @classmethod
     def of_data(cls, data: PreparedData, config: Config, origin: str = "encoded pairs") -> "TrainingLengths":
-        """The lengths of encoded pairs: those of one window. With stages, an epoch is an average one."""
+        """The lengths of the encoded pairs in one window. With stages, an epoch is an average one."""
         window, share = data.train.of_average_epoch(config.training.max_epochs)
         return cls(
             source=window.source_lengths,

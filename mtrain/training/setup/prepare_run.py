@@ -109,7 +109,7 @@ def prepare_run(
     data. The data `folder` is opened unless it is given. The run folder is not locked. The config of a new
     run is written as far as it is known; `make_trainer` and `prepare_only` write the final one.
 
-    For `speed` see `resolve_config`. The other arguments, and the errors, are those of `fit` and
+    For `speed`, see `resolve_config`; for the other arguments and the errors, see `fit` and
     `prepare_only`.
     """
     folder = folder or DataFolder.of_run(config.data, Path(config.run_dir))

@@ -1,7 +1,8 @@
 """Translations that validation records in the run folder, for `mtrain report`.
 
 `samples.jsonl` has the translations of a few validation sentences, one line for each validation.
-`best_validation.json` has those of the validation set by the best model so far, of at most BEST sentences.
+`best_validation.json` has the translations of the validation set by the best model so far, of at most BEST
+sentences.
 """
 
 import json

@@ -37,7 +37,7 @@ class Scores(NamedTuple):
 
     nll: float  # nats/token, unsmoothed
     perplexity: float  # e ** nll
-    bleu: float  # the mean of those of the directions, if there are several
+    bleu: float  # the mean over the directions, if there are several
     chrf: float
     by_direction: dict[str, tuple[float, float]]  # BLEU and chrF of each; empty for one direction
 
@@ -82,7 +82,7 @@ class Validator:
         self.device = ranks.device
         languages = {direction.target for direction in data.directions}
         self.metrics = {language: make_metrics(("bleu", "chrf"), language) for language in languages}
-        # The other settings of the search are those of the `decoding` section.
+        # The other search settings come from the `decoding` section.
         search = {"beam_size": config.training.validation_beam_size, "samples": None, "mbr": None}
         self.decoding = config.decoding.model_copy(update=search)
         self.batches = self._encode(micro_batch_tokens)
