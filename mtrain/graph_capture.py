@@ -31,8 +31,8 @@ WARM_UPS = 2  # the first one compiles kernels and loads them; the second one al
 
 Work = Callable[[], None]
 
-# A thread holds it while it captures, and while it returns memory to the device, which must not happen while
-# another thread captures: it would fail, or end the process (issue 180395).
+# A thread holds it while it captures, and while it returns memory to the device: PyTorch aborts the process
+# if a pool is freed while another thread captures or uses a pool (see issue 180395).
 capture_lock = threading.RLock()
 
 
@@ -51,7 +51,7 @@ class GraphPool:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._memory: Any = None  # since 2.13 (issue 192464), an allocator without pools raises an error
+        self._memory: Any = None  # not yet: it is an error if the allocator has no pools (issue 192464)
         self._is_prepared = False
 
     def __del__(self) -> None:
@@ -142,12 +142,12 @@ class GraphPool:
         memory had the given number of uses."""
         device, pool = torch.cuda.current_device(), self._memory.id
         end, release = (undocumented(f"_C._cuda_{name}") for name in ("endAllocateToPool", "releasePool"))
-        with suppress(RuntimeError):  # PyTorch has ended it
+        with suppress(RuntimeError):  # only older versions go on allocating in the pool (issue 180395)
             if end is not None:
                 end(device, pool)
         graph.reset()
-        # Up to 2.13, a failed capture counts as a use for ever, and up to 2.9 the process is aborted when
-        # memory is freed that is used (issue 190348).
+        # Up to 2.13, a failed capture remains a use of the memory, which is then never freed (issue 190348);
+        # up to 2.9, the process is aborted if somebody tries to.
         while release is not None and self._memory.use_count() > uses:
             release(device, pool)
         # Up to 2.11, the random generator goes on as in a capture until the end of a successful one.
