@@ -6,11 +6,14 @@ small. A replayed graph costs the same few microseconds as a whole.
 A graph repeats what was recorded: the same operations on the same addresses, with the Python numbers of that
 moment. So everything that changes from one replay to the next is in tensors that are allocated before the
 capture and are written in place. The graphs of a pool share memory for their temporary tensors: replays take
-place one after the other on the current stream, and what a replay leaves for later is copied to a tensor that
-was allocated before. Captured work neither waits for the device nor copies anything from or to the host.
+place one after the other, never at the same time, and what a replay leaves for later is copied to a tensor
+that was allocated before. Captured work neither waits for the device nor copies anything from or to the host.
+
+Numbers of issues are those of PyTorch.
 """
 
 import gc
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +22,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from mtrain.errors import is_out_of_memory
 from mtrain.kernels.undocumented import undocumented
@@ -27,7 +31,9 @@ WARM_UPS = 2  # the first one compiles kernels and loads them; the second one al
 
 Work = Callable[[], None]
 
-_capturing = threading.Lock()
+# A thread holds it while it captures, and while it returns memory to the device: PyTorch aborts the process
+# if a pool is freed while another thread captures or uses a pool (see issue 180395).
+capture_lock = threading.RLock()
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -45,85 +51,109 @@ class GraphPool:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._memory: Any = None
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                self._memory = torch.cuda.MemPool()
+        self._memory: Any = None  # not yet: it is an error if the allocator has no pools (issue 192464)
+        self._is_prepared = False
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with capture_lock:
+                self._memory = None
 
     def run(self, work: Work) -> None:
         """Run `work` without a graph, in the memory of the graphs. Raises as `capture` does."""
         if self.device.type != "cuda":
             work()
             return
-        with _capturing, _other_errors_translated(), self._prepared():
+        with self.prepared():
             self._run(work)
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Work, warm_ups: int = WARM_UPS) -> Work:
         """A function that replays `work` as a graph; on other devices than CUDA, `work` itself.
 
-        `work` is run a few times before, and its state afterwards is not what it was: the caller gives it
-        inputs that do no harm, and resets what it changes. Only one thread captures at a time; others may
-        use the device meanwhile.
+        `work` is run before, at least once, and its state afterwards is not what it was: the caller gives it
+        inputs that do no harm, and resets what it changes. One warm-up is enough for work that has already
+        been run. Only one thread captures at a time; others may use the device meanwhile.
 
         Raises CaptureError if `work` fails or cannot be captured, or the error that says so if memory runs
         out. Everything still works without a graph then.
         """
         if self.device.type != "cuda":
             return work
-        with _capturing, _other_errors_translated(), self._prepared():
+        with self.prepared():
             try:
-                return self._captured(work)
+                return self._captured(work, warm_ups)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
             if place := _place_of_wait(work):
                 raise CaptureError(f"the host waits for the device in {place}")
-            return self._captured(work)  # once more: an event of another thread may have ended the capture
+            return self._captured(work, warm_ups)  # an event of another thread may have ended the capture
 
     @contextmanager
-    def _prepared(self) -> Iterator[None]:
-        """A context manager for warm-ups and captures: on a stream of their own, as capturing requires."""
-        stream, collects = _side_stream(self.device), gc.isenabled()
-        gc.disable()  # what is freed during a capture may end it
-        try:
-            with torch.cuda.device(self.device):
-                _release_everything()
-                stream.wait_stream(torch.cuda.current_stream())
-                # On this thread only, which allocates in the pool: also the backward pass.
-                with torch.cuda.stream(stream), torch.autograd.set_multithreading_enabled(False):
-                    yield
-        finally:
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-            if collects:
-                gc.enable()
+    def prepared(self) -> Iterator[None]:
+        """A context manager for captures that follow each other, which prepares the device for all of them.
+        The current stream is one for captures, as these require. Raises as `capture` does."""
+        if self.device.type != "cuda":
+            yield
+            return
+        with capture_lock, _other_errors_translated():
+            if self._is_prepared:  # by this thread
+                yield
+                return
+            stream, collects = _side_stream(self.device), gc.isenabled()
+            self._is_prepared = True
+            gc.disable()  # what is freed during a capture may end it
+            try:
+                with torch.cuda.device(self.device):
+                    self._memory = self._memory or torch.cuda.MemPool()
+                    gc.collect()
+                    torch.cuda.synchronize()
+                    torch.cuda.empty_cache()
+                    stream.wait_stream(torch.cuda.current_stream())
+                    # On this thread only, which allocates in the pool: also the backward pass.
+                    with torch.cuda.stream(stream), torch.autograd.set_multithreading_enabled(False):
+                        yield
+            finally:
+                torch.cuda.current_stream(self.device).wait_stream(stream)
+                self._is_prepared = False
+                if collects:
+                    gc.enable()
 
     def _run(self, work: Work) -> None:
+        _make_workspaces(self.device)
         # In the memory of graphs: in other memory, this would need as much again.
         with torch.cuda.use_mem_pool(self._memory):
             work()
 
-    def _captured(self, work: Work) -> Work:
-        for _ in range(WARM_UPS):
+    def _captured(self, work: Work, warm_ups: int) -> Work:
+        for _ in range(warm_ups):
             self._run(work)
-        _release_everything()
-        graph = torch.cuda.CUDAGraph()
+        graph, uses = torch.cuda.CUDAGraph(), self._memory.use_count()
         try:
-            # Other threads may pin memory and use other streams meanwhile.
-            options = {"pool": self._memory.id, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), **options):
-                work()
+            _record(graph, work, pool=self._memory.id)
         except Exception as error:
-            self._end_allocating()
+            self._forget(graph, uses)
             first = error.__context__  # after it, the end of the capture may have failed, too
             raise first if first is not None and is_out_of_memory(first) else error from None
-        return _Replay(graph, self._memory)
+        return _Replay(graph, self)
 
-    def _end_allocating(self) -> None:
-        """Let the allocator forget a capture whose end has failed, if PyTorch did not."""
-        end = undocumented("_C._cuda_endAllocateToPool")
-        with suppress(RuntimeError):  # PyTorch did
+    def _forget(self, graph: Any, uses: int) -> None:
+        """Let PyTorch forget a capture that has failed, where it does not by itself. Before the capture, the
+        memory had the given number of uses."""
+        device, pool = torch.cuda.current_device(), self._memory.id
+        end, release = (undocumented(f"_C._cuda_{name}") for name in ("endAllocateToPool", "releasePool"))
+        with suppress(RuntimeError):  # only older versions go on allocating in the pool (issue 180395)
             if end is not None:
-                end(torch.cuda.current_device(), self._memory.id)
+                end(device, pool)
+        graph.reset()
+        # Up to 2.13, a failed capture remains a use of the memory, which is then never freed (issue 190348);
+        # up to 2.9, the process is aborted if somebody tries to.
+        while release is not None and self._memory.use_count() > uses:
+            release(device, pool)
+        # Up to 2.11, the random generator goes on as in a capture until the end of a successful one.
+        with suppress(RuntimeError):
+            number = torch.zeros(1, device=self.device)
+            _record(torch.cuda.CUDAGraph(), number.zero_)
 
 
 @contextmanager
@@ -141,14 +171,26 @@ def _other_errors_translated() -> Iterator[None]:
 class _Replay:
     """Replays a graph, whose memory it keeps."""
 
-    def __init__(self, graph: Any, memory: Any):
-        self._graph, self._memory = graph, memory
+    def __init__(self, graph: Any, pool: GraphPool):
+        self._graph, self._pool = graph, pool
 
     def __call__(self) -> None:
         self._graph.replay()
 
     def __del__(self) -> None:
-        self._graph.reset()  # before the memory may be freed
+        if not sys.is_finalizing():
+            with capture_lock:
+                # The last replay may go on. Before PyTorch unmaps memory (of expandable segments), it only
+                # waits for the stream of the capture.
+                torch.cuda.synchronize(self._pool.device)
+                self._graph.reset()  # before the memory may be freed
+
+
+def _record(graph: Any, work: Callable[[], object], **options: Any) -> None:
+    """Capture on the current stream. Other threads may pin memory and use other streams meanwhile."""
+    stream = torch.cuda.current_stream()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local", **options):
+        work()
 
 
 @cache
@@ -157,22 +199,35 @@ def _side_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _release_everything() -> None:
-    """Free what nobody uses, and wait for the device."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+@cache
+def _memory_of_workspaces(device: torch.device) -> Any:
+    """Memory that is never freed."""
+    return torch.cuda.MemPool()
+
+
+def _make_workspaces(device: torch.device) -> None:
+    """Let matrix products on the current stream have their workspaces in memory that is never freed.
+
+    Graphs contain the addresses of workspaces. PyTorch would allocate missing ones in the memory of the graph
+    that comes first. Since 2.12, they are missing after any graph of the stream was reset, although others
+    still use them (issue 193402).
+    """
+    with torch.cuda.use_mem_pool(_memory_of_workspaces(device)):
+        for dtype in (torch.float32, torch.float16):
+            x = torch.zeros(16, 16, dtype=dtype, device=device)
+            F.linear(torch.mm(x, x), x, x[0])  # by cuBLASLt, with a workspace of its own; `mm` by cuBLAS
 
 
 def _place_of_wait(work: Work) -> str | None:
     """Where `work` makes the host wait for the device: the file and the line; None if it is not known."""
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")  # "error" would make other threads fail
-    try:
-        with warnings.catch_warnings(record=True) as caught, suppress(Exception):
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught, suppress(Exception):
+        warnings.simplefilter("always")
+        try:
+            torch.cuda.set_sync_debug_mode("warn")  # "error" would make other threads fail
             work()
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-    waits = [warning for warning in caught if "synchronizing" in str(warning.message)]
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    # Not the warning that the mode is a prototype and does not detect "all synchronizing operations".
+    waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
     return f"{waits[0].filename}:{waits[0].lineno}" if waits else None

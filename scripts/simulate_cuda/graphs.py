@@ -74,6 +74,9 @@ class MemPool:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.id = graph_pool_handle()
 
+    def use_count(self) -> int:
+        return 1
+
 
 class CUDAGraph:
     """Replaces `torch.cuda.CUDAGraph`."""

@@ -1,6 +1,7 @@
 """Capturing CUDA graphs: nothing on a CPU; what happens when a capture fails, with a stand-in for CUDA."""
 
 import gc
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,12 +25,16 @@ class FakeCuda:
 
     def __init__(self) -> None:
         self.capturing, self.failing_ends, self.events = False, 0, list[str]()
+        self.captures, self.preparations = 0, 0
+        self.uses = 1  # of each pool
 
     @contextmanager
-    def graph(self, graph: Any, **_: Any) -> Iterator[None]:
-        """As the real one, the end raises another error after one in the capture."""
+    def graph(self, graph: Any, pool: Any = None, **_: Any) -> Iterator[None]:
+        """As the real one, the end raises another error after one in the capture. A failed capture continues
+        to use its pool."""
         assert not gc.isenabled()
         self.capturing = True
+        self.uses += pool is not None
         try:
             yield
         except Exception as error:
@@ -39,6 +44,16 @@ class FakeCuda:
         if self.failing_ends:
             self.failing_ends -= 1
             raise INVALIDATED
+        self.captures += 1
+        self.uses -= pool is not None
+
+    def release(self, device: int, pool: Any) -> None:
+        """One use less of a pool."""
+        self.uses -= 1
+
+    def empty_cache(self) -> None:
+        """Part of each preparation."""
+        self.preparations += 1
 
     def functions(self) -> dict[str, Any]:
         """The stand-ins by name."""
@@ -56,10 +71,10 @@ class FakeCuda:
             "Stream": lambda device: stream,
             "current_stream": lambda *_: stream,
             "current_device": lambda: 0,
-            "MemPool": lambda: SimpleNamespace(id=(0, 1)),
+            "MemPool": lambda: SimpleNamespace(id=(0, 1), use_count=lambda: self.uses),
             "use_mem_pool": lambda pool: nullcontext(),
-            "synchronize": lambda: None,
-            "empty_cache": lambda: None,
+            "synchronize": lambda *_: self.events.append("synchronize"),
+            "empty_cache": self.empty_cache,
             "get_sync_debug_mode": lambda: 0,
             "set_sync_debug_mode": lambda mode: None,
             "CUDAGraph": graph,
@@ -73,9 +88,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda()
     for name, function in fake.functions().items():
         monkeypatch.setattr(torch.cuda, name, function)
-    graph_capture._side_stream.cache_clear()
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **options: zeros(*sizes, **options))
+    for function in (graph_capture._side_stream, graph_capture._memory_of_workspaces):
+        function.cache_clear()
     yield fake
-    graph_capture._side_stream.cache_clear()
+    for function in (graph_capture._side_stream, graph_capture._memory_of_workspaces):
+        function.cache_clear()
     assert gc.isenabled()
 
 
@@ -90,10 +110,11 @@ def test_work_is_warmed_up_captured_and_replayed(cuda):
     runs = []
     replay = GraphPool(CUDA).capture(lambda: runs.append(cuda.capturing))
     assert runs == [*[False] * WARM_UPS, True]
+    cuda.events.clear()
     replay()
     replay()
     del replay
-    assert cuda.events == ["replay", "replay", "reset"]
+    assert cuda.events == ["replay", "replay", "synchronize", "reset"]
     assert runs == [*[False] * WARM_UPS, True]
 
 
@@ -101,13 +122,86 @@ def test_a_capture_that_fails_once_is_repeated(cuda):
     cuda.failing_ends = 1
     replay = GraphPool(CUDA).capture(lambda: None)
     replay()
-    assert cuda.events == ["replay"]
+    assert cuda.events[-1] == "replay"
 
 
 def test_a_capture_that_fails_twice_says_why(cuda):
-    cuda.failing_ends = 2
+    cuda.failing_ends = 3  # one of them is that of a capture for the random generator
     with pytest.raises(CaptureError, match=r"^RuntimeError: CUDA error: operation failed .* capture$"):
         GraphPool(CUDA).capture(lambda: None)
+
+
+def test_a_failed_capture_leaves_nothing_behind(cuda):
+    """The pool is used as often as before, and the random generator leaves the capture: another one ends."""
+
+    def work() -> None:
+        if cuda.capturing:
+            raise RuntimeError("not supported")
+
+    with pytest.raises(CaptureError):
+        GraphPool(CUDA).capture(work)
+    assert cuda.uses == 1 and cuda.captures == 2 and cuda.events[-1] == "reset"
+
+
+def test_the_device_is_prepared_once_for_several_captures(cuda):
+    pool, runs = GraphPool(CUDA), []
+    with pool.prepared():
+        for _ in range(3):
+            pool.capture(lambda: runs.append(cuda.capturing), warm_ups=1)
+    assert runs == [False, True] * 3 and cuda.preparations == 1
+    pool.capture(lambda: None)
+    assert cuda.preparations == 2
+
+
+def test_what_others_free_waits_for_the_end_of_a_capture(cuda):
+    """Graphs and pools: a thread that freed them during the capture of another one would disturb it."""
+    dropped = [GraphPool(CUDA).capture(lambda: None), GraphPool(CUDA)]
+    dropping = threading.Thread(target=dropped.clear)
+    cuda.events.clear()
+
+    def work() -> None:
+        if cuda.capturing:
+            dropping.start()
+            dropping.join(0.05)
+            assert dropping.is_alive()
+            cuda.events.append("captured")
+
+    replay = GraphPool(CUDA).capture(work)
+    dropping.join()
+    assert cuda.events == ["synchronize", "captured", "synchronize", "reset"]
+    del replay
+
+
+@pytest.mark.parametrize("name", ["MemPool", "use_mem_pool"])
+def test_memory_that_cannot_be_had_from_a_pool_is_an_error_of_captures(cuda, monkeypatch, name):
+    def fail(*_):
+        raise RuntimeError("MemPool doesn't currently support expandable_segments.")
+
+    monkeypatch.setattr(torch.cuda, name, fail)
+    pool = GraphPool(CUDA)
+    for method in (pool.run, pool.capture):
+        with pytest.raises(CaptureError, match="expandable_segments"):
+            method(lambda: None)
+
+
+def test_workspaces_of_matrix_products_are_in_memory_of_their_own(cuda, monkeypatch):
+    """Whatever has freed them: other graphs, in captures before."""
+    used, products = [], []
+
+    @contextmanager
+    def use(pool):
+        used.append(pool)
+        yield
+        used.pop()
+
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    monkeypatch.setattr(torch, "mm", lambda x, y: products.append((x.dtype, used[-1])) or x)
+    pools, memory = [GraphPool(CUDA) for _ in range(2)], []
+    for pool in pools:
+        pool.capture(lambda: memory.extend(used))
+    assert {dtype for dtype, _ in products} == {torch.float32, torch.float16}
+    assert len({id(pool) for _, pool in products}) == 1 and len({id(pool) for pool in memory}) == 2
+    assert products[0][1] not in memory
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -119,17 +213,6 @@ def test_exhausted_memory_is_recognized(cuda, capturing):
     with pytest.raises(torch.OutOfMemoryError) as raised:
         GraphPool(CUDA).capture(work)
     assert is_out_of_memory(raised.value)
-
-
-def test_memory_that_cannot_be_had_from_a_pool_is_an_error_of_captures(cuda, monkeypatch):
-    def use(pool):
-        raise RuntimeError("MemPool doesn't currently support expandable_segments.")
-
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
-    pool = GraphPool(CUDA)
-    for method in (pool.run, pool.capture):
-        with pytest.raises(CaptureError, match="expandable_segments"):
-            method(lambda: None)
 
 
 def test_work_runs_without_a_graph(cuda):

@@ -23,6 +23,9 @@ from mtrain.model.static_decoder import StaticDecoder
 _warn_once = cache(logging.getLogger(__name__).warning)
 
 LOOK_EVERY = 5  # steps between looks at which sentences are finished: each waits for a copy of one step ago
+# Rows of a step times the width of the model. With more, the GPU takes longer for a step than the host needs
+# to start it: from about 3,000 rows of a model of width 512 on (estimated).
+MAX_STATES_OF_GRAPH = 3 * 2**19
 
 
 def bucket(number: int, least: int = 1) -> int:
@@ -35,18 +38,25 @@ class Session:
     """Searches batches of one shape, with one or more models and fixed settings.
 
     The prologue encodes the sources and resets the state; a step computes one position of all rows. Both are
-    run as they are the first time, and captured as graphs at the start of the next batch. When half of the
-    sentences are finished, the others become the first ones of the same buffers, and further steps are of
-    these only, if there are at least `shrink_from` rows.
+    run as they are the first time, and captured as graphs in `pool` at the start of the next batch, unless
+    a step is larger than MAX_STATES_OF_GRAPH. When half of the sentences are finished, the others become the
+    first ones of the same buffers, and further steps are of these only, if there are at least `shrink_from`
+    rows.
     """
 
     def __init__(
-        self, models: Sequence[DecodingTransformer], config: DecodingConfig, shape: Shape, shrink_from: int
+        self,
+        models: Sequence[DecodingTransformer],
+        config: DecodingConfig,
+        shape: Shape,
+        pool: GraphPool,
+        shrink_from: int,
     ):
         device, model_config = models[0].weight.device, models[0].config
         self.config, self.model_config, self.shape = config, model_config, shape
         self.shrink_from = shrink_from
-        self.pool = GraphPool(device)
+        states = shape.sentences * shape.beams * model_config.d_model
+        self.pool = pool if states <= MAX_STATES_OF_GRAPH else None
         self._host, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned=device.type == "cuda")
         self._buffer, self.inputs = Inputs.of(shape, device)
         sizes = (shape.sentences, shape.beams, shape.source, shape.positions)
@@ -64,10 +74,9 @@ class Session:
 
     @property
     def bytes(self) -> int:
-        """About the memory that the session needs on the device."""
+        """The memory of the buffers on the device."""
         caches = [(decoder.caches, decoder.memories) for decoder in self.decoders]
-        logits = 2 * 4 * self.shape.sentences * self.shape.beams * self.model_config.target_vocab_size
-        return logits + sum(x.nbytes for x in _tensors((self._buffer, self.state, caches)))
+        return sum(x.nbytes for x in _tensors((self._buffer, self.state, caches)))
 
     def search(self, batch: Batch) -> list[list[Hypothesis]]:
         """The best hypotheses of each sentence."""
@@ -134,14 +143,17 @@ class Session:
 
     def _capture(self) -> None:
         """Capture the work that was run. Its warm-ups change the state, which the prologue resets."""
-        for key in self._work.keys() - self._captured:
-            self.position.zero_()
-            try:
-                self._work[key] = self.pool.capture(self._work[key])
-            except CaptureError as error:
-                self.pool = GraphPool(torch.device("cpu"))  # which captures nothing
-                _warn_once(f"decoding continues without CUDA graphs: {error}")
-            self._captured.add(key)
+        if self.pool is None or not (new := self._work.keys() - self._captured):
+            return
+        try:
+            with self.pool.prepared():
+                for key in new:
+                    self.position.zero_()
+                    self._work[key] = self.pool.capture(self._work[key], warm_ups=1)
+        except CaptureError as error:
+            self.pool = None
+            _warn_once(f"decoding continues without CUDA graphs: {error}")
+        self._captured |= new
 
     def _move(self, going: Tensor, sentences: int, positions: int) -> None:
         """Let the sentences at the indices `going` be the first ones; further copies of one of them make up

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -15,6 +16,7 @@ from mtrain.decoding.sessions.inputs import Batch, Keys, Rows, Shape
 from mtrain.decoding.sessions.session import Session, bucket
 from mtrain.device import release_cached_memory
 from mtrain.errors import is_out_of_memory
+from mtrain.graph_capture import GraphPool, capture_lock
 from mtrain.model.incremental import DecodingTransformer
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,9 @@ _OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", 
 class Sessions:
     """Sessions of one model or an ensemble, of which recently used ones are kept.
 
-    It is thread-safe: a session is used by one thread at a time, and another thread makes one of its own.
+    It is thread-safe: threads search one after the other on a device. Their graphs share the memory of a pool
+    and the workspaces of matrix products, so that replays must not overlap, and a search ends with waiting
+    for the device.
     """
 
     def __init__(self, models: Sequence[DecodingTransformer], shrink_from: int = SHRINK_FROM):
@@ -37,8 +41,8 @@ class Sessions:
         self.device = device = models[0].weight.device
         memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 2**32
         self.max_bytes = memory // 4  # of idle sessions
-        self._lock = threading.Lock()  # of the list
-        self._idle: list[tuple[tuple[Shape, str], Session]] = []  # the one used last comes last
+        self._pool = GraphPool(device)
+        self._kept: dict[tuple[Shape, str], Session] = {}  # the one used last comes last
 
     @torch.inference_mode()
     def search(
@@ -64,26 +68,30 @@ class Sessions:
             sampled=config.samples is not None,
         )
         key = shape, config.model_dump_json(exclude=_OF_BATCHES)
-        try:
-            session = self._idle_session(key) or Session(self.models, config, shape, self.shrink_from)
-            found = session.search(Batch(rows, config, prefixes, keys, limits))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
+        with _lock_of_searches(self.device):
+            try:
+                return self._search(key, Batch(rows, config, prefixes, keys, limits))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
             log.warning("too little memory for a session of %d sentences: searching without", len(rows))
-            session = None
-        with self._lock:
-            if session is not None:
-                self._idle.append((key, session))
-                while len(self._idle) > 1 and sum(one.bytes for _, one in self._idle) > self.max_bytes:
-                    del self._idle[0]
-                return found
-            self._idle.clear()
-        release_cached_memory(self.device)
+            self._kept.clear()
+            self._pool = GraphPool(self.device)  # so that the memory of the old one is freed
+            with capture_lock:
+                release_cached_memory(self.device)
         return None
 
-    def _idle_session(self, key: tuple[Shape, str]) -> Session | None:
-        """Take a session that no thread uses."""
-        with self._lock:
-            place = next((place for place, (other, _) in enumerate(self._idle) if other == key), None)
-            return None if place is None else self._idle.pop(place)[1]
+    def _search(self, key: tuple[Shape, str], batch: Batch) -> list[list[Hypothesis]]:
+        session = self._kept.pop(key, None) or Session(
+            self.models, batch.config, key[0], self._pool, self.shrink_from
+        )
+        found = session.search(batch)
+        self._kept[key] = session
+        while len(self._kept) > 1 and sum(one.bytes for one in self._kept.values()) > self.max_bytes:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+
+@cache
+def _lock_of_searches(device: torch.device) -> threading.Lock:
+    return threading.Lock()

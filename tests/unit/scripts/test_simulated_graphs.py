@@ -182,3 +182,30 @@ second.replay()
 print(out[1].item())
 """
     assert run(tmp_path, GRAPH + text) == ["3.0", "nan"]
+
+
+def test_captures_of_mtrain_wait_nowhere_and_leave_no_errors_at_the_exit(tmp_path):
+    """After a failed capture, the pool is used on. Graphs that still exist at the exit are not reset."""
+    text = """
+from mtrain.graph_capture import CaptureError, GraphPool
+
+pool = GraphPool(x.device)
+try:
+    pool.capture(lambda: kept.add_(x.sum().item()))
+except CaptureError as error:
+    print(str(error)[:29], kept.any().item())
+kept.zero_()
+with pool.prepared():
+    first = pool.capture(lambda: kept.add_(double(x, 1.0)), warm_ups=1)
+    second = pool.capture(lambda: kept.add_(x @ x), warm_ups=1)
+kept.zero_()
+first()
+del first, pool
+second()
+print(torch.equal(kept, 2 * x + x @ x))
+"""
+    file = tmp_path / "script.py"
+    file.write_text(GRAPH + text)
+    done = simulate("run", str(file))
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.splitlines() == ["the host waits for the device True", "True"]

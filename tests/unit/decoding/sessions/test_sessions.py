@@ -17,6 +17,7 @@ from torch import Tensor
 from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions import session as session_module
 from mtrain.decoding.sessions.session import LOOK_EVERY, Session, bucket
 from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.decoding.split import Part
@@ -236,7 +237,7 @@ def test_only_sessions_used_recently_are_kept():
 
 
 def test_a_failed_capture_is_logged_once_and_changes_nothing(monkeypatch, caplog):
-    def fail(pool: GraphPool, work: Any) -> None:
+    def fail(pool: GraphPool, work: Any, warm_ups: int) -> None:
         work()  # as a warm-up does
         raise CaptureError("RuntimeError: this operation is not supported")
 
@@ -247,6 +248,25 @@ def test_a_failed_capture_is_logged_once_and_changes_nothing(monkeypatch, caplog
             case.check(**settings)
     reason = "RuntimeError: this operation is not supported"
     assert caplog.messages == [f"decoding continues without CUDA graphs: {reason}"]
+
+
+def test_small_steps_are_captured_and_large_ones_are_not(monkeypatch):
+    """With many rows, the GPU takes longer than the host, and a capture would take time for nothing."""
+    captured: list[GraphPool] = []
+
+    def capture(pool: GraphPool, work: Any, warm_ups: int) -> Any:
+        captured.append(pool)
+        return work
+
+    monkeypatch.setattr(GraphPool, "capture", capture)
+    models = make_models(4)
+    monkeypatch.setattr(session_module, "MAX_STATES_OF_GRAPH", 12 * models[0].config.d_model)
+    sessions = Sessions(models)
+    for lengths, is_small in [([4, 9, 13], True), ([4, 9], True), ([4, 5, 6, 7], False)]:
+        count = len(captured)
+        Case(models, lengths).check(sessions, beam_size=4)
+        assert (len(captured) > count) == is_small
+    assert len({id(pool) for pool in captured}) == 1
 
 
 def test_without_memory_for_a_session_the_search_continues_without(monkeypatch, caplog):
