@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
+_warn_once = cache(log.warning)
 
 Outputs = TypeVar("Outputs")
 _runs: dict[Hashable, bool] = {}  # whether a kernel runs, by what it is compiled for
@@ -41,7 +42,7 @@ def attempt(
     device, or needs more of it than there is: the caller then computes the same by operators.
 
     `sizes` are the types and sizes that the kernel is compiled for. They are tried when they first occur,
-    before training together with the backward pass, but not while a CUDA graph is being captured. A failure
+    before training together with the backward pass, but not while a CUDA graph is being captured. A reason
     is logged once.
     """
     key = kernel, device, sizes, torch.is_grad_enabled()
@@ -57,7 +58,7 @@ def attempt(
         raise
     except Exception as error:  # of Triton or of what it calls: there is no common class
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        log.warning("operators replace %s%s on %s (%s)", kernel.__name__, sizes, device, reason)
+        _warn_once("slower operators replace %s on %s (%s)", kernel.__name__, device, reason)
         outputs = None
     _runs[key] = outputs is not None
     return outputs
