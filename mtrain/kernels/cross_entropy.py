@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtrain.kernels.autocast import product_dtype, without_autocast
-from mtrain.kernels.triton.available import triton_works
+from mtrain.kernels.triton.available import attempt, triton_works
 
 IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
 # Logits that exist at a time. On a CPU, with more of them, fewer gradients of the weight have to be added up;
@@ -65,8 +65,11 @@ def projected_cross_entropy(
         from mtrain.kernels.triton.cross_entropy import fused_cross_entropy
 
         rows = chunk_rows("cuda", weight.size(0), max_logits or _MAX_LOGIT_BYTES // dtype.itemsize)
+        inputs = hidden, weight, bias, labels, IGNORE, smoothing, dtype, rows
         with without_autocast(hidden):
-            return fused_cross_entropy(hidden, weight, bias, labels, IGNORE, smoothing, dtype, rows)
+            sums = attempt(fused_cross_entropy, hidden.device, (dtype, weight.size(0)), *inputs)
+        if sums is not None:
+            return sums
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))

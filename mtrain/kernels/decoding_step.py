@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.kernels.topk import beam_topk, logsumexp
-from mtrain.kernels.triton.available import triton_works
+from mtrain.kernels.triton.available import attempt, triton_works
 
 
 def add_norm(
@@ -30,7 +30,9 @@ def add_norm(
     if _uses_triton(x):
         from mtrain.kernels.triton import decoding
 
-        return decoding.add_norm(x, y, norm, dtype, replace)
+        sizes, inputs = (x.dtype, dtype, x.size(1)), (x, y, norm, dtype, replace)
+        if (out := attempt(decoding.add_norm, x.device, sizes, *inputs)) is not None:
+            return out
     if y is not None:
         x.add_(y)
     normed = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
@@ -50,7 +52,9 @@ def own_attention(projected: Tensor, cache: Tensor, past: Tensor | None, positio
     if _uses_triton(cache):
         from mtrain.kernels.triton import decoding
 
-        return decoding.attention(projected, cache, past, position, own=True)
+        sizes, inputs = (cache.dtype, cache.shape, len(projected)), (projected, cache, past, position, True)
+        if (out := attempt(decoding.attention, cache.device, sizes, *inputs)) is not None:
+            return out
     sentences, heads, slots, width = cache.shape[1:]
     parts = projected.view(sentences, -1, 3, heads, width).permute(2, 0, 3, 1, 4)  # (3, B, H, K, D)
     beams = parts.size(3)
@@ -73,7 +77,9 @@ def cross_attention(queries: Tensor, memory: Tensor, source_lengths: Tensor) -> 
     if _uses_triton(memory):
         from mtrain.kernels.triton import decoding
 
-        return decoding.attention(queries, memory, None, source_lengths, own=False)
+        sizes, inputs = (memory.dtype, memory.shape, None), (queries, memory, None, source_lengths, False)
+        if (out := attempt(decoding.attention, memory.device, sizes, *inputs)) is not None:
+            return out
     sentences, heads, longest, width = memory.shape[1:]
     by_head = queries.view(sentences, -1, heads, width).transpose(1, 2)  # (B, H, K, D)
     given = torch.arange(longest, device=memory.device) < source_lengths[:, None]  # (B, S)
@@ -140,7 +146,9 @@ def best_continuations(
     if _uses_triton(logits):
         from mtrain.kernels.triton import next_tokens
 
-        return next_tokens.best_continuations(logits, live, k, *allowed)
+        function, sizes = next_tokens.best_continuations, (logits.dtype, logits.size(1))
+        if (best := attempt(function, logits.device, sizes, logits, live, k, *allowed)) is not None:
+            return best
     log_normalizers = logsumexp(logits)
     return beam_topk(allowed.mask_(logits), live - log_normalizers.view_as(live), k)
 

@@ -4,7 +4,9 @@ import runpy
 import sys
 from pathlib import Path
 
-USAGE = "usage: python scripts/simulate_cuda {run [-m] NAME [ARGUMENT...] | counts | check [PART...]}"
+USAGE = (
+    "usage: python scripts/simulate_cuda {run [-m] NAME [ARGUMENT...] | counts [others] | check [PART...]}"
+)
 
 if not __package__:  # python scripts/simulate_cuda
     sys.path[0] = str(Path(__file__).parents[1])
@@ -29,10 +31,10 @@ def main() -> None:
             run(sys.argv[3:], is_module=True)
         case ["run", _, *_]:
             run(sys.argv[2:], is_module=False)
-        case ["counts"]:
+        case ["counts"] | ["counts", "others"]:
             from simulate_cuda import counts
 
-            sys.exit(counts.main())
+            sys.exit(counts.main(others=len(sys.argv) > 2))
         case ["check", *parts]:
             from simulate_cuda import check
 

@@ -30,14 +30,15 @@ def commands(work: Path) -> dict[str, dict[str, list[str]]]:
     files = [
         str(file) for file in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in file.read_text("utf-8")
     ]
-    tests = [*RUN, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *files]
+    tests = [*RUN, "-m", "pytest", "-p", "no:cacheprovider", *files, "-m"]
     mtrain, run, device = [*RUN, "-m", "mtrain"], str(work / "toy"), ["--device", "cuda"]
     short = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
     translate = [*mtrain, "translate", run, *SENTENCES, *device, "--set"]
     resume = ["resume", str(work / "resume"), "--python", *RUN]
     return {
-        "tests": {"tests": [*tests, "-k", f"not {COMPILED}"]},
-        "compiled": {"tests, compiled": [*tests, "-k", COMPILED]},
+        "tests": {"tests": [*tests, "gpu and not slow", "-k", f"not {COMPILED}"]},
+        "slow": {"tests, slow": [*tests, "gpu and slow", "-k", f"not {COMPILED}"]},
+        "compiled": {"tests, compiled": [*tests, "gpu", "-k", COMPILED]},
         "commands": {
             "demo": [*mtrain, "demo", *device, "--run-dir", run, *short],
             "translate, greedy": [*translate, "decoding.beam_size=1"],
@@ -46,6 +47,7 @@ def commands(work: Path) -> dict[str, dict[str, list[str]]]:
         },
         "resume": {"resume": [*RUN, "-m", "gpu", *device, "--tiny", *resume]},
         "counts": {"counts": [*PYTHON, "counts"]},
+        "others": {"counts, others": [*PYTHON, "counts", "others"]},
     }
 
 
@@ -77,7 +79,7 @@ def _fails(part: dict[str, list[str]]) -> bool:
             text=True,
         )
         line = f"{name}: exit {done.returncode}, {time.monotonic() - start:.0f} s\n"
-        shown = done.stdout if done.returncode or name == "counts" else ""
+        shown = done.stdout if done.returncode or name.startswith("counts") else ""
         print(shown + line, end="", flush=True)
         # Tests are skipped, which is no failure of pytest, where PyTorch finds no device.
         if done.returncode or (name.startswith("tests") and " passed" not in done.stdout):

@@ -16,11 +16,12 @@ from simulate_cuda import graphs
 def install() -> None:
     """Let Triton's interpreter use the memory of the simulated device, if there is Triton."""
     try:
-        from triton.runtime.interpreter import GridExecutor
+        import triton.language as tl
+        from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
         from triton.runtime.jit import MockTensor
     except ImportError:
         return
-    run = GridExecutor.__call__
+    run, create_dot = GridExecutor.__call__, InterpreterBuilder.create_dot
 
     class Memory(MockTensor):  # type: ignore[misc]
         """The type and the address of a tensor, which it does not keep alive."""
@@ -49,4 +50,9 @@ def install() -> None:
         if not is_fake:
             run(executor, *arguments, **named)
 
-    GridExecutor.__call__ = launch
+    def dot(builder: Any, a: Any, b: Any, *others: Any) -> Any:
+        """The interpreter would multiply the bits of numbers in bf16 as integers."""
+        a, b = (builder.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return create_dot(builder, a, b, *others)
+
+    GridExecutor.__call__, InterpreterBuilder.create_dot = launch, dot

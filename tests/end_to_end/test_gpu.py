@@ -61,7 +61,8 @@ def test_a_step_gives_the_same_loss_and_weights(parts):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
-@pytest.fixture(params=["default", "cudnn"])
+# What is slow takes long on a simulated device.
+@pytest.fixture(params=["default", pytest.param("cudnn", marks=pytest.mark.slow)])
 def attention(request) -> Iterator[str]:
     """Attention as mtrain computes it, and as PyTorch would by itself on recent GPUs."""
     resolve_device("cuda")
@@ -71,7 +72,10 @@ def attention(request) -> Iterator[str]:
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-@pytest.fixture(scope="module", params=["padded", "packed", "packed in a larger layout"])
+KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("padded", "packed in a larger layout")]
+
+
+@pytest.fixture(scope="module", params=["packed", *KINDS])
 def example(request) -> tuple[Transformer, AnyBatch, Tensor, list[Tensor]]:
     """A model with heads of usual width, a batch of sentences of different lengths, and its loss and
     gradients in fp64."""
@@ -121,7 +125,12 @@ def gradients(
 
 @pytest.mark.parametrize(
     ("precision", "compiled", "tolerance"),
-    [("fp32", "off", 1e-3), ("fp16", "off", 2e-2), ("bf16", "off", 5e-2), ("bf16", "on", 5e-2)],
+    [
+        pytest.param("fp32", "off", 1e-3, marks=pytest.mark.slow),
+        pytest.param("fp16", "off", 2e-2, marks=pytest.mark.slow),
+        ("bf16", "off", 5e-2),
+        ("bf16", "on", 5e-2),
+    ],
 )
 def test_gradients_are_those_of_fp64(example, attention, precision, compiled, tolerance):
     if attention == "cudnn" and (compiled == "on" or precision == "fp32"):
@@ -140,6 +149,7 @@ def test_gradients_are_those_of_fp64(example, attention, precision, compiled, to
     assert median(errors) <= tolerance and max(errors) <= 4 * tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 5])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 5e-3), ("bf16", 1e-1)])
 def test_log_probabilities_of_translations_are_those_of_fp64(attention, precision, tolerance, beams):
@@ -172,7 +182,8 @@ def test_a_rank_that_uses_nccl_takes_the_same_steps():
 
 
 @pytest.mark.parametrize(
-    ("precision", "setting"), [("fp32", "off"), ("bf16", "off"), ("fp16", "off"), ("bf16", "auto")]
+    ("precision", "setting"),
+    [("fp32", "off"), ("bf16", "off"), ("fp16", "off"), pytest.param("bf16", "auto", marks=pytest.mark.slow)],
 )
 def test_a_step_never_waits_for_the_device(parts, precision, setting):
     config, model, data, tokenizer = parts
@@ -206,7 +217,8 @@ def test_dropout_depends_on_the_generator_of_the_cpu_only(parts):
 
 
 @pytest.mark.parametrize(
-    ("precision", "tolerance", "batch_tokens"), [("fp32", 1e-4, 200), ("bf16", 2e-2, 64)]
+    ("precision", "tolerance", "batch_tokens"),
+    [("fp32", 1e-4, 200), pytest.param("bf16", 2e-2, 64, marks=pytest.mark.slow)],
 )
 def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, batch_tokens):
     """With the same dropout, several micro-batches, and graphs for other shapes."""
@@ -252,6 +264,7 @@ def test_its_batches_are_those_of_a_cpu(make_config):
             assert torch.equal(one.target_in[one.labels != IGNORE].int(), other.inputs().target_in)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_translations_equal_those_of_the_cpu(run_dir, precision):
     translator = Translator.load(run_dir, "cuda", [f"decoding.precision={precision}"])
@@ -260,6 +273,7 @@ def test_translations_equal_those_of_the_cpu(run_dir, precision):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_with_every_dropout_trains_in_bf16_and_resumes(make_config, caplog):
     caplog.set_level("INFO", "mtrain")
     rates = {"dropout": 0.1, "attention_dropout": 0.1, "word_dropout": 0.1}
@@ -272,6 +286,7 @@ def test_a_run_with_every_dropout_trains_in_bf16_and_resumes(make_config, caplog
     assert history[-1][0] == 40 and history[-1][3] < history[0][3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_run_killed_between_checkpoints_resumes_to_the_same_weights(
     make_config, monkeypatch, caplog, precision

@@ -1,11 +1,18 @@
 """Whether the kernels of this package run on a device."""
 
 import logging
+from collections.abc import Callable, Hashable
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 log = logging.getLogger(__name__)
+_warn_once = cache(log.warning)
+
+Outputs = TypeVar("Outputs")
+_runs: dict[Hashable, bool] = {}  # whether a kernel runs, by what it is compiled for
 
 
 @cache
@@ -26,3 +33,42 @@ def triton_works(device: torch.device) -> bool:
         log.warning("Triton does not work on %s, so slower operators are used (%s)", device, reason)
         return False
     return True
+
+
+def attempt(
+    kernel: Callable[..., Outputs], device: torch.device, sizes: tuple[Hashable, ...], *inputs: Any
+) -> Outputs | None:
+    """What a function of this package returns for some inputs. None if its kernel cannot be compiled for the
+    device, or needs more of it than there is: the caller then computes the same by operators.
+
+    `sizes` are the types and sizes that the kernel is compiled for. They are tried when they first occur,
+    before training together with the backward pass, but not while a CUDA graph is being captured. A reason
+    is logged once.
+    """
+    key = kernel, device, sizes, torch.is_grad_enabled()
+    if _runs.get(key):
+        return kernel(*inputs)
+    if key in _runs or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return None
+    outputs: Outputs | None
+    try:
+        _try_backward(kernel, inputs)
+        outputs = kernel(*inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of Triton or of what it calls: there is no common class
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        _warn_once("slower operators replace %s on %s (%s)", kernel.__name__, device, reason)
+        outputs = None
+    _runs[key] = outputs is not None
+    return outputs
+
+
+def _try_backward(kernel: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+    """Run a function and its backward pass, if inputs are trained."""
+    copies = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
+    trained = [x for x in copies if isinstance(x, Tensor) and x.requires_grad]
+    if trained and torch.is_grad_enabled():
+        outputs = kernel(*copies)
+        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        torch.autograd.grad(first, trained, torch.zeros_like(first))

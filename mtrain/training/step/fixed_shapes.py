@@ -2,7 +2,8 @@
 
 Surplus tokens cost as much as real ones. So there are as many tokens as the largest micro-batch of the plan
 has, which is a few percent less than `training.micro_batch_tokens`, padding included. Only attention depends
-on the longest sentence: there is a graph for each class of it.
+on the longest sentence: there is a graph for each class of it. Where attention needs padding, its memory
+grows with the square of that length, so the class of long sentences is bounded by those of the plan.
 """
 
 from bisect import bisect_left
@@ -14,14 +15,16 @@ from mtrain.data.epochs.packed_batch import Layout
 CLASSES = (32, 64, 128)  # tokens of the longest sentence; the last class has longer ones
 TOKENS, PAIRS = 64, 8  # what sizes are multiples of
 # More tokens than are known to be needed, once the plan of the first window does not suffice, and more pairs:
-# those of other epochs are grouped differently. Surplus pairs cost little.
+# those of other epochs are grouped differently. Surplus pairs cost little. The share is also
+# that of longer sentences.
 SURPLUS_TOKENS, SURPLUS_PAIRS = 1 / 64, 1 / 8
 
 
 class FixedShapes(NamedTuple):
     """Shapes for micro-batches of up to these sizes."""
 
-    longest: int  # tokens of a sentence; at first, the positions that the model distinguishes
+    positions: int  # of a sentence; at first, those that the model distinguishes
+    longest: int = CLASSES[-1]  # tokens of a sentence of the last class, unless `positions` are fewer
     source: int = 0  # tokens
     target: int = 0
     pairs: tuple[int, ...] = (0,) * (len(CLASSES) + 1)  # for each class
@@ -29,18 +32,18 @@ class FixedShapes(NamedTuple):
     @property
     def numbers(self) -> list[int]:
         """All sizes, as a checkpoint has them."""
-        return [self.longest, self.source, self.target, *self.pairs]
+        return [*self[:-1], *self.pairs]
 
     def with_numbers(self, numbers: list[int]) -> "FixedShapes":
         """The shapes with these `numbers`; the same ones if there are none, or for other classes."""
         if len(numbers) != len(self.numbers):
             return self
-        longest, source, target, *pairs = numbers
-        return FixedShapes(longest, source, target, tuple(pairs))
+        positions, longest, source, target, *pairs = numbers
+        return FixedShapes(positions, longest, source, target, tuple(pairs))
 
     def including(self, layouts: Iterable[Layout]) -> "FixedShapes":
         """Shapes that also fit micro-batches of these exact layouts."""
-        longest, source, target, pairs = self.longest, 1, 1, [0] * len(self.pairs)
+        longest, source, target, pairs = 1, 1, 1, [0] * len(self.pairs)
         for layout in layouts:
             number = bisect_left(CLASSES, layout.longest)
             source, target = max(source, layout.source), max(target, layout.target)
@@ -49,19 +52,21 @@ class FixedShapes(NamedTuple):
         sides = (self.source, source), (self.target, target)
         source, target = (_grown(*sizes, share, TOKENS) for sizes in sides)
         grown = (_grown(*sizes, SURPLUS_PAIRS, PAIRS) for sizes in zip(self.pairs, pairs, strict=True))
-        return FixedShapes(longest, source, target, tuple(grown))
+        positions = max(self.positions, longest)
+        longest = _grown(self.longest, longest, SURPLUS_PAIRS, TOKENS)
+        return FixedShapes(positions, longest, source, target, tuple(grown))
 
     def layout_for(self, exact: Layout) -> Layout | None:
         """The layout of a micro-batch whose exact layout is given; None if these shapes do not fit."""
         number = bisect_left(CLASSES, exact.longest)
         needed = (exact.longest, max(1, exact.source), max(1, exact.target), exact.sequences)
-        sizes = (self.longest, self.source, self.target, self.pairs[number])
+        sizes = (min(self.positions, self.longest), self.source, self.target, self.pairs[number])
         fits = all(a <= b for a, b in zip(needed, sizes, strict=True))
         return self.layout_of_class(number) if fits else None
 
     def layout_of_class(self, number: int) -> Layout:
         """The layout of a class."""
-        longest = min(self.longest, (*CLASSES, self.longest)[number])
+        longest = min(self.positions, (*CLASSES, self.longest)[number])
         surplus = -(-max(self.source, self.target) // longest)  # sequences for surplus tokens
         return Layout(self.source, self.target, self.pairs[number] + surplus, longest)
 

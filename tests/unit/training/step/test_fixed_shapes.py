@@ -61,6 +61,16 @@ def test_batches_of_a_class_have_one_layout():
     assert shapes.layout_for(batch_of([(50, 50)]).layout) is None  # another class
 
 
+def test_the_bound_of_long_sentences_depends_on_those_that_are_known():
+    known, longer = (batch_of([(20, length)] * 3).layout for length in (140, 200))
+    shapes = FixedShapes(1024).including([known])
+    layout = shapes.layout_for(known)
+    assert layout is not None and 140 <= layout.longest < 200 and shapes.layout_for(longer) is None
+    larger = shapes.including([longer])
+    layout = larger.layout_for(longer)
+    assert layout is not None and 200 <= layout.longest < 300 and larger.layout_for(known) == layout
+
+
 def test_shapes_in_a_checkpoint():
     shapes = FixedShapes(POSITIONS).including([batch_of([(3, 100)]).layout])
     assert FixedShapes(POSITIONS).with_numbers(shapes.numbers) == shapes
