@@ -195,7 +195,12 @@ def test_workspaces_of_matrix_products_are_in_memory_of_their_own(cuda, monkeypa
         used.pop()
 
     monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
-    monkeypatch.setattr(torch, "mm", lambda x, y: products.append((x.dtype, used[-1])) or x)
+
+    def mm(x, y):
+        products.append((x.dtype, used[-1]))
+        return x
+
+    monkeypatch.setattr(torch, "mm", mm)
     pools, memory = [GraphPool(CUDA) for _ in range(2)], []
     for pool in pools:
         pool.capture(lambda: memory.extend(used))
