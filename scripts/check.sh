@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Format, lint, types and the default tests, in the environment that setup.sh made. Arguments go to pytest.
-# Without arguments, the script then runs most of the tests marked `gpu` on a simulated device, and counts operations,
-# copies and waits of a GPU.
+# Without arguments, the script then runs the tests marked `gpu` that are not slow on a simulated device, and counts
+# operations, copies and waits of a GPU.
 # Four processes of one thread each share the tests, file by file, in the order of tests/conftest.py: xdist
 # would run the files with the fewest tests last, which are whole trainings. Some tests mostly wait, for a
 # process to be missed, so four processes end earlier than two on two cores.

@@ -183,7 +183,11 @@ def test_a_rank_that_uses_nccl_takes_the_same_steps():
 
 @pytest.mark.parametrize(
     ("precision", "setting"),
-    [("fp32", "off"), ("bf16", "off"), ("fp16", "off"), pytest.param("bf16", "auto", marks=pytest.mark.slow)],
+    [
+        ("fp32", "off"),
+        ("bf16", "off"),
+        *[pytest.param(*each, marks=pytest.mark.slow) for each in (("fp16", "off"), ("bf16", "auto"))],
+    ],
 )
 def test_a_step_never_waits_for_the_device(parts, precision, setting):
     config, model, data, tokenizer = parts
@@ -200,6 +204,7 @@ def test_a_step_never_waits_for_the_device(parts, precision, setting):
     assert read()[0] > 0
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_the_generator_of_the_cpu_only(parts):
     config, model, data, tokenizer = parts
     for module in model.modules():
