@@ -1,7 +1,7 @@
 """Scaled dot-product attention, softmax(Q K^T / sqrt(D)) V (Vaswani et al. 2017, section 3.2.1).
 
-`attention` chooses the kernel; the model does not know which one it gets. The step-by-step decoder calls
-`cached_attention`.
+`attention` chooses the kernel; the model does not know which one it gets. `mtrain.model.incremental`
+calls `cached_attention`.
 
 Symbols in shapes: P tokens, B sequences of keys, N sequences of queries, H heads, T queries, S keys, D head
 width, E = H * D. `keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0
@@ -58,7 +58,8 @@ def attention(
                   from a generator that all threads share
         eager     on a CPU where gradients are needed, for few keys: see `suits_eager_kernel`
         fused     otherwise
-    Packed sequences are padded for them if no kernel of `mtrain.kernels.packed_attention` can be used.
+    Packed sequences are padded for them if no kernel of `mtrain.kernels.packed_attention` can be used; with
+    hashed dropout, the kernel is then the explicit one.
     """
     maps = recorder(cross=keys_values is not None)
     if isinstance(queries, Packed) or isinstance(keys, Packed):
@@ -103,7 +104,7 @@ def _attention_by_padding(
     rate: float,
     generator: Generator,
 ) -> Tensor:
-    """`attention` of packed sequences by the kernels for padded ones."""
+    """`attention` of packed sequences by padding them."""
     slots, count = queries.slots(), len(queries.lengths)
     # A sequence without keys keeps one, which is zero: with none, a kernel might return NaN.
     keep = torch.arange(keys.longest, device=projected.device) < keys.lengths.clamp(min=1)[:, None]
@@ -163,7 +164,8 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
 
     They are the weights before dropout, (N, H, T, S), in the order of the calls. With `cross_only`,
     self-attention is not recorded, and uses its usual kernel. An inner `recording` takes precedence. Other
-    threads and compiled code are not recorded, and a step of `decode_next` records cross-attention only.
+    threads and compiled code are not recorded. A step of `DecodingTransformer.decode_next` records
+    cross-attention only, and a step of `StaticDecoder` nothing.
     """
     maps: list[Tensor] = []
     token = _recording.set(_Recording(maps, cross_only))

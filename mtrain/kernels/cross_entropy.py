@@ -15,12 +15,13 @@ from torch.autograd.function import once_differentiable
 from mtrain.kernels.autocast import product_dtype, without_autocast
 from mtrain.kernels.triton.available import attempt, triton_works
 
-IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
+# Label of padding and of surplus tokens, the default `ignore_index` of torch.nn.functional.cross_entropy.
+IGNORE = -100
 # Logits that exist at a time. On a CPU, with more of them, fewer gradients of the weight have to be added up;
 # 2**20 took 3% longer than 2**23. On a GPU, as many as keep it busy.
 _MAX_LOGITS = {"cpu": 2**23, "cuda": 2**26}
-# Bytes of logits that exist at a time where their gradient replaces them: about as many as the operators need
-# for _MAX_LOGITS, which they copy several times.
+# Bytes of logits that exist at a time in the Triton kernel, where their gradient replaces them: about as many
+# as the operators need for _MAX_LOGITS, which they copy several times.
 _MAX_LOGIT_BYTES = 2**29
 # Logits that R-Drop processes at a time on a CPU, so that they stay in its cache. For 8,000 and 12,000
 # words, the loss took 4% and 3% longer with 2**18, 1% longer with 2**20, and 12% longer with 2**17.

@@ -1,7 +1,7 @@
 """Dropout (Srivastava et al. 2014) with masks that are cheap to make.
 
 `rate` is the probability that an element is zeroed; the others are scaled by 1 / (1 - rate). A `generator` is
-    a HashKey          the mask is a hash, so the backward pass computes it again instead of reading it, and a
+    a HashKey          the mask is a hash, so the backward pass of the Triton kernel computes it again, and a
                        CUDA graph needs no random state;
     torch.Generator    on a CPU, the mask is drawn from it (None: from PyTorch's default generator). Other
                        devices use `torch.nn.functional.dropout` and ignore it.

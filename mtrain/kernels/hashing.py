@@ -22,7 +22,7 @@ def lowbias32(x: Tensor, seed: Tensor | None = None) -> Tensor:
 def kept(index: Tensor, key: Tensor, salt: Tensor, rate: float) -> Tensor:
     """Whether dropout keeps each element of a tensor, for its index, a key and a salt (all int32, broadcast).
 
-    Masks of any two pairs of key and salt are independent.
+    Masks of different `key ^ salt` are independent in practice.
     """
     seed = lowbias32(key ^ salt)  # Seeds have to differ in many bits: `lowbias32` mixes them only half.
     return lowbias32(index ^ seed, seed) >= threshold(rate)

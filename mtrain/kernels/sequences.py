@@ -2,10 +2,10 @@
 
 The model works on tokens (P, E), one after another. It passes an object of this module on to the few
 operations that depend on sequences: attention, positions, word dropout, the mean of a sentence. Sequences are
-`Packed` in training on a CUDA device, and `Padded` otherwise. Both have the same methods, so that the model
-does not know which one it gets; only attention does.
+`Packed` in training and in losses of validation on a CUDA device, and `Padded` otherwise. Both have the
+methods that the model calls, so that it does not know which one it gets; only attention does.
 
-Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P = N * T).
+Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P = N * T if padded).
 """
 
 from typing import NamedTuple, Self

@@ -1,8 +1,8 @@
 """Decoding one position at a time in buffers of fixed shapes, as CUDA graphs require. Symbols in shapes: see
 `mtrain.model`; T is the number of positions in the buffers.
 
-It computes the same as `mtrain.model.incremental`. The position is in a tensor, keys and values stay where
-they were stored, and the kernels come from `mtrain.kernels.decoding_step`.
+It computes the same as `mtrain.model.incremental`. The position is in a tensor, keys and values that no beam
+needs any more are not removed, and the kernels come from `mtrain.kernels.decoding_step`.
 """
 
 import torch

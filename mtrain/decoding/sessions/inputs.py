@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The arguments of `Sessions.search`."""
+    """What `Sessions.search` was given, and the length limits that it computed."""
 
     rows: Rows
     config: DecodingConfig

@@ -112,7 +112,8 @@ class Session:
             self._work[sentences] = self._make_step(sentences) if sentences else self._make_prologue()
         self._work[sentences]()
 
-    # The following functions do not refer to `self`, which would be a cycle: memory is freed at once.
+    # The work that the next two functions return does not refer to `self`, which would be a cycle: memory is
+    # freed at once.
 
     def _make_prologue(self) -> Work:
         decoders, inputs, state, bos_id = self.decoders, self.inputs, self.state, self.model_config.bos_id

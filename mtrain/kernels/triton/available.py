@@ -42,8 +42,8 @@ def attempt(
     device, or needs more of it than there is: the caller then computes the same by operators.
 
     `sizes` are the types and sizes that the kernel is compiled for. They are tried when they first occur,
-    before training together with the backward pass, but not while a CUDA graph is being captured. A reason
-    is logged once.
+    with the backward pass if gradients are needed. While a CUDA graph is captured, nothing is tried, and the
+    result for new sizes is None. A reason is logged once.
     """
     key = kernel, device, sizes, torch.is_grad_enabled()
     if _runs.get(key):

@@ -1,1 +1,1 @@
-"""An optimizer step on one device, with DDP, and with FSDP."""
+"""An optimizer step: on one device, as CUDA graphs, with DDP, and with FSDP."""

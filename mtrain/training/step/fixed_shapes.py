@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mtrain.data.epochs.packed_batch import Layout
 
-CLASSES = (32, 64, 128)  # tokens of the longest sentence; the last class has longer ones
+CLASSES = (32, 64, 128)  # tokens of the longest sentence of a class; one more class has longer ones
 TOKENS, PAIRS = 64, 8  # what sizes are multiples of
 # More tokens than are known to be needed, once the plan of the first window does not suffice, and more pairs:
 # those of other epochs are grouped differently. Surplus pairs cost little. The share is also

@@ -3,9 +3,11 @@
 The computation is that of `Learner`. It differs in what a graph requires, see `mtrain.graph_capture`:
 
 - Shapes are fixed. A micro-batch is copied to one buffer; surplus tokens change neither loss nor gradient.
-- What changes from step to step is in tensors: the key of dropout, 1 / tokens, rate and scale of the loss.
-- A step of one micro-batch is one graph. With several micro-batches, or several ranks, a graph for each adds
-  its gradients to a flat buffer, which the ranks add up between these graphs and the one of the update.
+- What changes from replay to replay is in tensors: the key of dropout, 1 / tokens, the learning rate, the
+  loss scale, whether to skip the update.
+- A step of one micro-batch is one graph. With several micro-batches, or several ranks, each micro-batch
+  replays the graph of its layout, which adds its gradients to a flat buffer. The ranks add up these buffers
+  before they replay the graph of the update.
 """
 
 import logging
@@ -265,7 +267,8 @@ _UPDATE = _Graph(None, True, 0.0)
 
 def make_learner(model: AnyModel, training: TrainingConfig, ranks: Ranks | None = None) -> Learner:
     """The learner of a model that is not divided among ranks: on a CUDA device with graphs, unless the config
-    rules them out, otherwise with as many workers as suit the device. By default, there is one rank."""
+    rules them out, otherwise with DDP if there are several ranks, or else with as many workers as suit the
+    device. By default, there is one rank."""
     device = next(model.parameters()).device
     uses_graphs = training.cuda_graphs == "auto" and not should_compile(device, training.compile)
     if device.type == "cuda" and uses_graphs:

@@ -94,7 +94,7 @@ class Learner:
 
         The gradient is that of the summed loss divided by `tokens`, however the pairs are split into batches.
         If the loss or the gradient is not finite, weights and optimizer do not change. Does not synchronize
-        with the device.
+        with a CUDA device, except to capture graphs.
         """
         sums = self._accumulate(list(batches), tokens)
         self.updates += 1
