@@ -41,8 +41,7 @@ def beam_search(
     active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
     done = torch.zeros_like(max_lengths, dtype=torch.bool)  # which of the active sentences are done
     coverage = _Coverage(source_keep, config) if config.coverage_penalty else None
-    bos = max_lengths.new_full((sentences * beams,), model_config.bos_id)
-    logits = _step(predictor, bos, coverage)
+    logits = _step(predictor, max_lengths.new_full((sentences * beams,), model_config.bos_id), coverage)
     # (B, K) log-probabilities of the live prefixes. At the first step, all are equal: only one is continued.
     live = logits.new_full((sentences, beams), -math.inf)
     live[:, 0] = 0
