@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -229,33 +229,16 @@ def release_cached_memory(device: torch.device) -> None:
         torch.get_device_module(device).empty_cache()
 
 
-def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
-    """Multiply tensors in place, in a few kernels where PyTorch has an operation for it."""
-    foreach = undocumented("_foreach_mul_")
-    if foreach is not None and tensors:
-        foreach(tensors, factor)
-    else:
-        for tensor in tensors:
-            tensor *= factor
-
-
-def add_all(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    """Add to each of some tensors in place, in a few kernels where PyTorch has an operation for it."""
-    foreach = undocumented("_foreach_add_")
-    if foreach is not None:
-        foreach(tensors, others)
-    else:
-        for tensor, other in zip(tensors, others, strict=True):
-            tensor += other
-
-
 def queued_work(device: torch.device) -> Callable[[], None]:
     """A function that waits for the work that is queued on a device now, but not for later work."""
-    if device.type != "cuda":
-        return lambda: None
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(torch.cuda.current_stream(device))
-    return done.synchronize
+    return (lambda: None) if device.type != "cuda" else _event(device).synchronize
+
+
+def _event(device: torch.device) -> Any:
+    """An event after the work that is queued on a CUDA device now."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
@@ -281,8 +264,7 @@ def finishes_within(seconds: float, device: torch.device) -> bool:
     """Wait until all work queued on a device is finished, for up to some seconds; return whether it is."""
     if device.type != "cuda":
         return True
-    finished: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    finished.record(torch.cuda.current_stream(device))
+    finished = _event(device)
     deadline = time.monotonic() + seconds
     while not (done := bool(finished.query())) and time.monotonic() < deadline:
         time.sleep(0.05)

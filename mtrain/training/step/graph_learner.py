@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, split_batches
-from mtrain.device import add_all, preserved_random_states, should_compile
+from mtrain.device import preserved_random_states, should_compile
 from mtrain.distributed.ranks import Ranks
 from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
+from mtrain.kernels.foreach import change_all
 from mtrain.model.build import AnyModel
 from mtrain.training.step.ddp import ParallelLearner
 from mtrain.training.step.fixed_shapes import FixedShapes
@@ -111,7 +112,7 @@ class GraphLearner(Learner):
     def _compute(self, graph: _Graph) -> None:
         gradients = self._accumulated if graph.layout is None else self._compute_gradients(graph.layout)
         if not graph.with_update:
-            add_all(self._accumulated, gradients)
+            change_all("add", self._accumulated, gradients)
             return
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
