@@ -14,7 +14,7 @@ from mtrain.data.epochs.batching import Division, plan_batches
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch
 from mtrain.model.transformer import Transformer
-from mtrain.planning.plan import random_steps
+from mtrain.planning.random_steps import random_steps
 
 MEAN_TOKENS = 26  # of a sentence with EOS
 LONGEST = 150  # tokens
@@ -89,7 +89,7 @@ class Scale:
 
 
 def _pinned(batch: AnyBatch) -> AnyBatch:
-    """The batch in pinned memory, which is copied to a GPU while the host goes on."""
+    """The batch in pinned memory, so that copying it to a GPU does not block the host."""
     if isinstance(batch, PackedBatch):
         return batch.pinned()
     tensors: dict[str, Any] = {
