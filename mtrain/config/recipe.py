@@ -51,8 +51,9 @@ class Device(NamedTuple):
 # better than 4,096. WMT14, 2.5 billion: 25,000 in Vaswani et al. (2017).
 CPU = Device(((0.4, 1 / 2),), 32_768, validation_share=0.05, validation_cost=2, validation_seconds=0)
 # Up to 100 million tokens (4,096) the same batches, then larger ones, which a GPU computes faster: an H200
-# trained `base` 1.4 times as fast with 25,000 as with 4,096 tokens. WMT14: 32,768. Costs of a validation are
-# assumed: decoding is slower than training, and the time to write files counts.
+# trained `base` 5 times as fast with 25,000 as with 4,096 tokens (docs/benchmarks.md; without CUDA graphs,
+# which should narrow the gap). WMT14: 32,768. Costs of a validation are assumed: decoding is slower than
+# training, and the time to write files counts.
 GPU = Device(
     (*CPU.batch_rules, (0.019, 2 / 3)), 65_536, validation_share=0.1, validation_cost=4, validation_seconds=4
 )
