@@ -142,7 +142,9 @@ class GraphPool:
         memory had the given number of uses."""
         device, pool = torch.cuda.current_device(), self._memory.id
         end, release = (undocumented(f"_C._cuda_{name}") for name in ("endAllocateToPool", "releasePool"))
-        with suppress(RuntimeError):  # only older versions go on allocating in the pool (issue 180395)
+        with suppress(
+            RuntimeError
+        ):  # needed by older versions only: they keep allocating in the pool (issue 180395)
             if end is not None:
                 end(device, pool)
         graph.reset()
@@ -150,7 +152,7 @@ class GraphPool:
         # up to 2.9, the process is aborted if somebody tries to.
         while release is not None and self._memory.use_count() > uses:
             release(device, pool)
-        # Up to 2.11, the random generator goes on as in a capture until the end of a successful one.
+        # Up to 2.11, the random generator stays in its capture mode until a capture succeeds.
         with suppress(RuntimeError):
             number = torch.zeros(1, device=self.device)
             _record(torch.cuda.CUDAGraph(), number.zero_)
@@ -180,8 +182,8 @@ class _Replay:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             with capture_lock:
-                # The last replay may go on. Before PyTorch unmaps memory (of expandable segments), it only
-                # waits for the stream of the capture.
+                # The last replay may still be running. Before PyTorch unmaps memory of expandable segments,
+                # it waits for the stream of the capture, but not for other streams.
                 torch.cuda.synchronize(self._pool.device)
                 self._graph.reset()  # before the memory may be freed
 

@@ -17,8 +17,8 @@ class HostCopy:
         self.wait: Callable[[], None] = lambda: None  # until the copy is complete
 
     def take(self, tensors: CheckpointTensors) -> CheckpointTensors:
-        """The copy, which is complete after `wait`. The host need not wait for it before it goes on training:
-        a GPU copies after the work that is queued, and before the work that follows.
+        """The copy, which is complete after `wait`. Training can continue at once: a GPU copies after the
+        work that is already queued, and before any later work.
 
         Raises RuntimeError or MemoryError if memory runs out.
         """

@@ -73,7 +73,7 @@ class Workers:
 
     def decode(self, task: DecodingTask, decoded: Decoded = lambda _, found: None) -> list[list[Translation]]:
         """Like `decode_batch`, but for any number of parts, in batches of similar length. `decoded` is called
-        with each part and its translations, once the translations of all longer parts are known, too."""
+        with each part and its translations, as soon as that part and all longer ones are translated."""
         if os.getpid() != self._pid:  # the threads and processes are the parent's
             self._end.detach()
             self._start_up(processes=False)

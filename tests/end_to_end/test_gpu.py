@@ -61,7 +61,7 @@ def test_a_step_gives_the_same_loss_and_weights(parts):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
-# What is slow takes long on a simulated device.
+# The slow cases take long on a simulated device.
 @pytest.fixture(params=["default", pytest.param("cudnn", marks=pytest.mark.slow)])
 def attention(request) -> Iterator[str]:
     """Attention as mtrain computes it, and as PyTorch would by itself on recent GPUs."""
