@@ -6,7 +6,7 @@ _DIRECTION = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # chan
 
 
 def escape_control_characters(text: str, kept: str = "\n") -> str:
-    """Escape the characters that a terminal would interpret, except for those in `kept`: control characters,
+    """Escape the characters that a terminal would interpret and that are not in `kept`: control characters,
     line separators, overrides of the text direction, and surrogates, which stand for invalid bytes. Joiners,
     spaces and right-to-left marks are not escaped."""
     return "".join(repr(c)[1:-1] if _is_interpreted(c) and c not in kept else c for c in text)

@@ -9,7 +9,7 @@ capture and are written in place. The graphs of a pool share memory for their te
 place one after the other, never at the same time, and what a replay leaves for later is copied to a tensor
 that was allocated before. Captured work neither waits for the device nor copies anything from or to the host.
 
-Numbers of issues are those of PyTorch.
+Numbers of issues refer to PyTorch.
 """
 
 import gc

@@ -6,7 +6,7 @@ The words of two artificial languages are made of syllables; some have letters o
 of words follow Zipf's law, and a sentence has 18 words on average, about 25 tokens. Each source word has one
 translation, and some words swap places with the next one, so that a model can learn to translate. Files whose
 names end in .gz are compressed. The same arguments always produce the same text, and the text of a smaller
-number of pairs is the beginning of that of a larger one.
+number of pairs is the beginning of a larger corpus.
 """
 
 import argparse

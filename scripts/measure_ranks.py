@@ -109,7 +109,7 @@ def measure_wrapping(config: Path, options: argparse.Namespace) -> list[float]:
 
 def measure_ranks(config: Path, options: argparse.Namespace, ranks: Ranks) -> list[float]:
     """The seconds of a step of rank 0 alone, of both ranks at once without communication, and of both ranks
-    together; the target tokens of all ranks relative to those of rank 0; the seconds of an exchange."""
+    together; the target tokens of all ranks relative to rank 0; the seconds of an exchange."""
     trainer = make_trainer(load_config(config), device="cpu", ranks=ranks)
     plain = Learner(copy.deepcopy(trainer.model), trainer.config.training)
     steps = list(islice(trainer.steps(), options.steps))

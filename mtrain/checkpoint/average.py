@@ -36,7 +36,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
         other = load_any_model(path)
         if differing := _differing_settings(first._replace(config=config), other):
-            reason = f"its {differing} differ from those of {paths[0]}"
+            reason = f"its {differing} are not the same as in {paths[0]}"
             raise ModelError(f"{path}: {reason}; only models that share them can be averaged")
         for key in ("source_lang", "target_lang"):
             if getattr(config, key) == "und":

@@ -86,8 +86,8 @@ def save_checkpoint(
     """Write `checkpoints/step-NNNNNNNN` and update the index, then prune older checkpoints.
 
     The best checkpoint, the newest `keep`, and the newest `keep` at multiples of `every` steps are kept, so
-    that frequent interruptions never remove the latter. Raises StorageError stating the required and the free
-    space; the older checkpoints are then kept.
+    that saves at frequent interruptions never replace the regular ones. Raises StorageError stating the
+    required and the free space; the older checkpoints are then kept.
     """
     contents = state.to_json()
 
@@ -150,7 +150,7 @@ def restore_validation(run_dir: Path, state: TrainState) -> TrainState:
 
 
 class Checkpoint(NamedTuple):
-    """A verified checkpoint."""
+    """A checkpoint whose files agree with its manifest."""
 
     folder: Path
     state: TrainState

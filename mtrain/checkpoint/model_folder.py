@@ -153,10 +153,10 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
     if sizes != (architecture.source_vocab_size, architecture.target_vocab_size):
         expected = f"{architecture.source_vocab_size} and {architecture.target_vocab_size}"
         found = f"the vocabulary sizes of the tokenizer are {sizes[0]} and {sizes[1]}"
-        raise ModelError(f"{folder}: {found}, but those of the model are {expected}")
+        raise ModelError(f"{folder}: {found}, but the model expects {expected}")
     special = (architecture.pad_id, architecture.unk_id, architecture.bos_id, architecture.eos_id)
     if special != tokenizer.special:
-        raise ModelError(f"{folder}: the special token ids of the tokenizer differ from those of the model")
+        raise ModelError(f"{folder}: the tokenizer and the model have different special token ids")
     model = model_without_weights(architecture)  # allocates no memory before the weights are known to fit
     load_weights(model, evaluation_weights(folder) if in_run else folder / "model.safetensors")
     model.embed.make_positions()

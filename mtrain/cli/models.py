@@ -23,7 +23,7 @@ def average(
 
     The average translates as fast as a single model. The models need the same vocabulary and architecture and
     a common ancestor: for example, a model and others fine-tuned from it with training.init_from (Wortsman
-    et al., "Model soups", ICML 2022). Decoding settings are those of the first.
+    et al., "Model soups", ICML 2022). Decoding settings come from the first model.
 
     Examples:
         mtrain average runs/base runs/tuned -o models/average

@@ -144,8 +144,8 @@ class Budget(NamedTuple):
         return min(limits)
 
     def batch(self, size: CorpusSize, speed: float) -> int:
-        """`training.batch_tokens`: as given, or chosen. That of a run that is longer than is useful suits the
-        useful part, because it may end early."""
+        """`training.batch_tokens`: as given, or chosen. A run that is longer than is useful gets the size for
+        its useful part, because it may end early."""
         tokens = min(self.limit(size, speed).tokens, useful_tokens(size))
         return self.batch_tokens or max(choose_batch(tokens, self.device), self.least_batch)
 

@@ -28,7 +28,7 @@ Results = Generator[tuple["Window", DecodingTask, Found], None, None]
 
 
 class Window(NamedTuple):
-    """Lines that are translated together."""
+    """Texts that are translated together, in batches across their lines."""
 
     texts: list[str]
     prefixes: list[str]  # of their translations, if any

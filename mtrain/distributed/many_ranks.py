@@ -70,7 +70,7 @@ def _name_device(name: str, launch: Launch) -> str:
 
 
 class ManyRanks(Ranks):
-    """One of several processes."""
+    """One of several processes that `torchrun` has started."""
 
     def __init__(self, device: torch.device, launch: Launch, store: RankStore):
         """Connect to the others. Raises DistributedError if one of them does not start in time, has another

@@ -65,7 +65,7 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 class RankStore:
-    """The store of a command."""
+    """torchrun's key-value store, as far as the ranks of a command use it."""
 
     def __init__(self, launch: Launch):
         """Raises DistributedError if the store cannot be reached."""

@@ -13,7 +13,7 @@ _TOKEN = regex.compile(rf"\s+|(?![\p{{M}}\p{{Cf}}])[^\W{_UNSPACED}]+|.", regex.S
 
 
 class Span(NamedTuple):
-    """A part of a sentence."""
+    """Consecutive words of a sentence, all of them changed or none."""
 
     text: str
     changed: bool  # whether the other sentence lacks these words, or has them in another place

@@ -219,8 +219,7 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     sizes = model.source_vocab_size, model.target_vocab_size
     pieces = len(tokenizer.source), len(tokenizer.target)
     if sizes != pieces or (shared and sizes[0] != sizes[1]):
-        found = f"those of the vocabulary files are {pieces}"
-        raise ModelError(f"config.json: vocabulary sizes are {sizes}, but {found}")
+        raise ModelError(f"config.json: vocabulary sizes are {sizes}, but the vocabulary files have {pieces}")
     return model
 
 

@@ -1,5 +1,5 @@
-"""What autocast does to a tensor, also on the meta device, which does not support autocast. (To ask PyTorch
-whether a device does would break the graph of `torch.compile`.)"""
+"""What autocast does to a tensor, also on the meta device, which does not support autocast. (Asking PyTorch
+whether a device supports it would break the graph of `torch.compile`.)"""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,7 +13,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The type in which products with x are computed: that of autocast if it is enabled, else that of x."""
+    """The type in which products with x are computed: the type of autocast if enabled, else the type of x."""
     device = x.device.type
     enabled = not x.is_meta and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else x.dtype

@@ -47,7 +47,7 @@ def projected_cross_entropy(
     """The loss and the negative log-likelihood of labels (rows), both summed, in nats.
 
     The logits are hidden (rows, E) projected by weight (V, E) and bias (V). Rows with the label IGNORE do not
-    contribute. The result equals that of `F.cross_entropy(F.linear(hidden, weight, bias), labels,
+    contribute. The result equals `F.cross_entropy(F.linear(hidden, weight, bias), labels,
     label_smoothing=smoothing, reduction="sum")`, but only `max_logits` logits exist at a time, because their
     gradient is computed in the forward pass. Only the loss has a gradient; the negative log-likelihood is
     unsmoothed.
@@ -180,12 +180,13 @@ def _softmax_and_normalizer(
     keep: Tensor,
     again: Callable[[], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax (rows, V) and logsumexp (rows, 1) of each row of logits (rows, V), given those at the label.
-    Where `keep` (rows, 1) is 0, the logsumexp does not matter.
+    """softmax (rows, V) and logsumexp (rows, 1) of each row of logits (rows, V), given the logits at the
+    labels. Where `keep` (rows, 1) is 0, the logsumexp does not matter.
 
-    On a CPU, the softmax replaces the logits, in their type, if `again` can compute them once more. That is
-    only needed if the probability of a label underflows: otherwise the normalizer is derived from it, which
-    saves four passes over the logits. On other devices, checking this would make the host wait for them.
+    On a CPU, the softmax replaces the logits, in their type, if `again` can compute them once more. `again`
+    is only called if the probability of a label underflows: otherwise the normalizer is derived from that
+    probability, which saves four passes over the logits. On other devices, this check would make the host
+    wait.
     """
     accurate = label_logits.dtype
     if logits.device.type != "cpu":

@@ -45,7 +45,7 @@ def own_attention(projected: Tensor, cache: Tensor, past: Tensor | None, positio
     """Self-attention (N, E) of one position of each row to itself and to earlier positions.
 
     `projected` (N, 3E) contains queries, keys and values. `cache` (2, B, H, T*K, D) contains the keys and
-    values of earlier positions; those of beam k at `position` (1) int64 are stored in slot position * K + k.
+    values of earlier positions; key and value of beam k at `position` (1) int64 go to slot position * K + k.
     `past` (B, K, T*K) uint8 is not 0 at the slots of earlier positions that a beam attends to; what it
     contains at later slots is ignored. If K is 1, it may be None: all earlier positions.
     """
@@ -127,8 +127,8 @@ def best_tokens(logits: Tensor, allowed: Allowed) -> tuple[Tensor, Tensor]:
     """The most probable token (N) that is allowed in each row, the first of equal ones, and its
     log-probability (N).
 
-    `logits` (N, V), in fp32 or fp64, may be overwritten. That tokens are forbidden does not change the
-    probabilities of the others.
+    `logits` (N, V), in fp32 or fp64, may be overwritten. Forbidding tokens does not change the probabilities
+    of the others.
     """
     log_probs, _, tokens = best_continuations(logits, logits.new_zeros(len(logits), 1), 1, allowed)
     return tokens[:, 0], log_probs[:, 0]

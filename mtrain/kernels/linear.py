@@ -69,7 +69,7 @@ def pack(
     if dtype is not None and (stays_low or weight.is_cuda or weight.numel() >= MIN_WEIGHT_ELEMENTS):
         return PackedLinear(weight, bias, dtype, stays_low)
     outputs, inputs = weight.shape
-    # Cross-attention multiplies by slices of its projection: those of queries, and of keys and values.
+    # Cross-attention multiplies by two slices of its projection: for queries, and for keys and values.
     sizes = [outputs, inputs, 2 * inputs] if outputs == 3 * inputs else [outputs]
     if not all(_rounds_rows_alike(weight.dtype, weight.device, size, inputs) for size in sizes):
         return PackedLinear(weight, bias, weight.dtype)

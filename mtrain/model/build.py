@@ -14,7 +14,7 @@ AnyModel = Transformer | PairClassifier
 
 
 def build_model(config: ModelConfig) -> AnyModel:
-    """A model with random weights."""
+    """The model that a config describes, with random weights."""
     return PairClassifier(config) if config.is_classifier else Transformer(config)
 
 

@@ -134,7 +134,7 @@ def activation_bytes(config: ModelConfig, shape: Shape, device: TrainingDevice) 
     embedding = _ID + mask + (norm if config.norm == "pre" else 0)  # with the norm after the last layer
 
     def layer(tokens: int, attentions: int) -> int:
-        """All but the attentions themselves."""
+        """Bytes of a layer with a number of attentions, without the attentions themselves."""
         weights = number * _linear_parameters(config, attentions) if device.is_low else 0
         return tokens * ((attentions + 1) * residual + _feed_forward_bytes(config, device)) + weights
 
@@ -182,7 +182,7 @@ def _attention_bytes(
 
 def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
     """Bytes of the gradients that the forward pass of the loss computes: of the hidden states, and of the
-    weight and the bias of the projection. That of a pair classifier computes none."""
+    weight and the bias of the projection. The loss of a pair classifier computes no gradients."""
     if config.is_classifier:
         return 0
     numbers = (shape.target + config.target_vocab_size) * config.d_model
@@ -198,7 +198,7 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, device: TrainingDevi
     number, vocabulary = device.product_bytes, config.target_vocab_size
     rows = min(shape.target, chunk_rows("cpu" if device.hardware.on_cpu else "cuda", vocabulary))
     if device.hardware.on_cpu:
-        # The gradient replaces the logits. That of the bias needs a copy. R-Drop needs little more.
+        # The gradient replaces the logits. The gradient of the bias needs a copy. R-Drop needs little more.
         logit = 2 * FP32 if config.output_bias else number
     else:
         # Logits and their softmax, which becomes the gradient. In low precision, also a copy of the logits or

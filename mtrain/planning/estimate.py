@@ -37,7 +37,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts, in bytes."""
         return sum(vars(self).values())
 
 

@@ -24,7 +24,7 @@ MEASURED = "measured"
 
 
 class Link(NamedTuple):
-    """What connects devices."""
+    """The connection between two devices."""
 
     name: str
     bandwidth: float  # bytes/s in each direction

@@ -106,7 +106,7 @@ def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> It
     different = [row for row in order if test.systems[baseline][row] != test.systems[system][row]]
     shown = different[:SHOWN]
     better, worse = (sum(flag * gain > 0 for gain in gains) for flag in (1, -1))
-    counts = f"{better} sentences score better than those of {baseline}, and {worse} worse"
+    counts = f"{better} sentences score better than with {baseline}, and {worse} worse"
     same = f"{len(gains) - len(different)} translations are the same and are not shown"
     text = f"By {TITLES[metric]}, {counts}. {same}."
     if len(shown) < len(different):
@@ -114,8 +114,8 @@ def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> It
     yield f'<section aria-labelledby="title-{key}">'
     yield f'<h3 id="title-{key}">Sentences of {escape(system)} and {escape(baseline)}</h3>'
     yield (
-        f"<p>{escape(text)} Words that only one of the two has are marked: <del>those of the baseline</del> "
-        "and <ins>those of the other system</ins>.</p>"
+        f"<p>{escape(text)} Words of only one translation are marked: <del>baseline</del>, "
+        "<ins>other system</ins>.</p>"
     )
     # The style sheet evaluates the choice.
     choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}

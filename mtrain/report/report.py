@@ -33,9 +33,8 @@ _SCRIPTS = ("uPlot.iife.min.js", "charts.js", "attention.js")
 def report_page(
     folders: Sequence[Path], sentences: Sequence[str] = (), device: str = "cpu", overrides: Sequence[str] = ()
 ) -> str:
-    """The report of one or more runs. `sentences` are those whose attention is drawn; by default, they are
-    short ones of the validation samples. They are translated with the `decoding.key=value` settings in
-    `overrides`.
+    """The report of one or more runs. It draws the attention of `sentences`, by default of short validation
+    samples, which are translated with the `decoding.key=value` settings in `overrides`.
 
     A damaged model is left out, with a warning. Raises ModelError for a folder that is not a run, UsageError
     if a run has no steps or is given twice.
@@ -191,6 +190,6 @@ def _positions(drawn: Sequence[_Drawn]) -> str:
     middle = len(drawn[0].similarity[0]) // 2
     lengths = {len(each.similarity[0]) for each in drawn}
     place = f"position {middle}" if len(lengths) == 1 else "the middle position"
-    what = f"Cosine similarity of the encoding of {place} with those of other positions"
+    what = f"Cosine similarity of the encoding of {place} with the encodings of other positions"
     chart = f'<div class="charts"><section><h3>{what}</h3>{chart_place("similarity", what)}</section></div>'
     return _folded({each.name: each.positions for each in drawn}) + chart

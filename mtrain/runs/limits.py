@@ -8,7 +8,7 @@ from mtrain.config.sections.training import TrainingConfig
 
 
 class Progress(Protocol):
-    """How far a run is."""
+    """What the limits of a run are compared with."""
 
     step: int
     seconds: float

@@ -74,7 +74,7 @@ def read_progress(run_dir: Path, training: TrainingConfig | None) -> RunProgress
 
 
 class Files(NamedTuple):
-    """The files of a model folder."""
+    """Number, size and hashes of the files of a model folder."""
 
     number: int
     size: int  # bytes

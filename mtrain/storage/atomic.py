@@ -128,7 +128,7 @@ def write_new_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def copy_files(source: Path, folder: Path, ignored: Container[str] = ()) -> None:
-    """Copy the files of a folder into another one, except for those with `ignored` names. Raises OSError."""
+    """Copy the files of a folder into another one, except for `ignored` names. Raises OSError."""
     # `shutil.copytree` would raise a list of errors, without an error code.
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():

@@ -137,7 +137,7 @@ class ModelSelection:
         initial, best = self.state.initial_scores, self.state.best_scores
         if initial and best and not is_better(best, initial, self.validator.leading_metric):
             log.warning(
-                "no validation was better than that of the initial model, training.init_from; try a lower "
+                "no validation was better than the initial model, training.init_from; try a lower "
                 "training.learning_rate or a smaller training.validate_every"
             )
         if round(best.get("bleu", LOW_BLEU), DECIMALS["bleu"]) == 0:

@@ -85,7 +85,7 @@ class Trainer:
         load_checkpoint(checkpoint, self.model, self.learner.optimizer)
         self.average.load(checkpoint.folder)
         self.learner.loss_scaler.restore(checkpoint.state.loss_scale)
-        # That of rank 0, because the file systems of the ranks may differ.
+        # Rank 0 restores the state for all, because the file systems of the ranks may differ.
         state = self.ranks.broadcast(restore_validation(self.run_dir, checkpoint.state).to_json())
         log.info("resuming from %s", checkpoint.folder)
         return TrainState.from_json(state)

@@ -1,7 +1,7 @@
 """The time of the matrix products of a training step, which is a lower bound for the step.
 
-Each product is timed alone and writes its result to memory that is already allocated. The sizes are those of
-the mean micro-batch without padding.
+Each product is timed alone and writes its result to memory that is already allocated. The sizes come from the
+mean micro-batch without padding.
 """
 
 import time

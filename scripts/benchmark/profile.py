@@ -79,7 +79,7 @@ def summarize(profiler: profile, wall: float, device: torch.device, steps: int) 
     calls: Counter[str] = Counter()
     for event in profiler.events():  # type: ignore[no-untyped-call]
         if event.device_type != DeviceType.CPU:
-            continue  # the time of a kernel is also that of the operation that launched it
+            continue  # the operation that launched a kernel counts its time, too
         own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / steps
         operations[event.name] += own
         calls[event.name] += 1

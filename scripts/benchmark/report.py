@@ -27,8 +27,8 @@ def row_of(
 ) -> dict[str, Any]:
     """The statistics of one tool.
 
-    `bounds` are the target tokens/s of the matrix products alone in each round, `ours` those of mtrain, or
-    None for mtrain itself.
+    `bounds` are the target tokens/s of the matrix products alone in each round; `ours` are mtrain's, None for
+    mtrain itself.
     """
     speeds = [run["target_tokens_per_second"] for run in runs]
     figures: dict[str, Any] = {measure: spread([run[measure] for run in runs]) for measure in MEASURES}

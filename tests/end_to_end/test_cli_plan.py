@@ -149,7 +149,7 @@ def test_several_devices_share_the_batch_and_communicate(plan):
 
 
 def test_the_lengths_are_those_of_the_best_data_at_hand(mtrain, plan, config_file, tmp_path):
-    """Those of the text, of tokens of the text, and of the encoded corpus."""
+    """Lengths of the text, of the tokens of the text, and of the encoded corpus."""
     hardware = ("--hardware", "cpu")
     estimated = plan(*hardware)["epoch"]
     assert estimated["origin"] == "estimated at 4 characters per token" and estimated["pairs"] == 8

@@ -1,4 +1,4 @@
-"""`torchrun -m mtrain translate` and `evaluate`: the same results as those of one process."""
+"""`torchrun -m mtrain translate` and `evaluate`: the same results as with one process."""
 
 import json
 import os

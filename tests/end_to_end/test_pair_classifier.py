@@ -115,7 +115,7 @@ def test_validations_with_outputs_that_are_not_finite_end_training(make, monkeyp
 
 
 def test_it_needs_no_tokenizer_for_bleu(make):
-    """That of Japanese is an optional dependency."""
+    """The tokenizer for Japanese is an optional dependency."""
     config = make(data={"target_lang": "ja"}, training={"max_steps": 1})
     prepare_only(config)
     fit_on_cpu(config)
@@ -246,7 +246,7 @@ def test_average_averages_classifiers(classifier, run_dir, mtrain, tmp_path, pai
     assert code == 0 and "--classifier --tsv pairs.tsv" in err
     assert load_classifier(tmp_path / "average").config == load_classifier(classifier).config
     code, _, err = mtrain("average", classifier, run_dir, "-o", tmp_path / "mixed")
-    assert code == 4 and "differ from those of" in one_line(err)
+    assert code == 4 and "are not the same as in" in one_line(err)
 
 
 def test_info_and_the_card_describe_it(classifier, mtrain):

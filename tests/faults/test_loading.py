@@ -221,7 +221,7 @@ def test_26_averaged_weights_that_do_not_fit_are_refused(make_config):
     folder = last_checkpoint(run)
     save_file({"other": torch.ones(3)}, folder / "average.safetensors")
     write_manifest(folder)
-    with pytest.raises(ModelError, match="its tensors differ from those of the model"):
+    with pytest.raises(ModelError, match="its tensors do not match the model"):
         fit_on_cpu(make_config(training={"ema_decay": 0.9, "max_steps": 10}))
 
 

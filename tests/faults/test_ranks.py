@@ -71,7 +71,7 @@ def run(whole, tmp_path) -> Path:
 
 
 def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(run, tmp_path, saving):
-    """A failed save is tried again at the next checkpoint; that of the last step is not."""
+    """A failed save is tried again at the next checkpoint, except after the last step."""
 
     def work() -> None:
         fail, _ = fail_writes("model.safetensors", range(99))

@@ -290,7 +290,7 @@ def in_the_c_locale(*commands: list[object]) -> list[tuple[int, str, str]]:
 def test_arguments_are_utf8_in_the_c_locale_and_paths_are_found_or_refused_in_one_line(
     mtrain, run_dir, config_file, tmp_path
 ):
-    """Python can open the path of an argument there, but not that of a config."""
+    """Python can open a path from an argument there, but not a path from a config."""
     translate = ["translate", run_dir, "Ça pleut. 猫", "--device", "cpu", "--quiet"]
     tokenize = ["tokenize", config_file.rename(tmp_path / "é.yaml"), "--quiet"]
     done, broken, found, refused = in_the_c_locale(

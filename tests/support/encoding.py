@@ -36,7 +36,7 @@ def write(path: Path, pairs: list[Pair] | list[tuple[str, str]]) -> dict[str, st
 
 
 def config(tmp_path: Path, train=None, validation=None, **keys) -> DataConfig:
-    """A data section; training pairs are those of `TOY` unless given."""
+    """A data section; the training pairs are `TOY` unless given."""
     if train is None:
         train = write(tmp_path / "train.tsv", TOY)
     validation = validation or write(tmp_path / "validation.tsv", TOY[:3])

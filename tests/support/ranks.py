@@ -108,7 +108,7 @@ def _as_rank(rank: int, count: int, port: int, store: int, work: Callable[[], ob
 
 @contextmanager
 def _store() -> Iterator[tuple[int, int]]:
-    """The port and the process of a key-value store that outlives the ranks, like that of torchrun."""
+    """The port and the process of a key-value store that outlives the ranks, as torchrun's does."""
     reading, writing = os.pipe()
 
     def serve() -> None:

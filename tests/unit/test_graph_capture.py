@@ -126,7 +126,7 @@ def test_a_capture_that_fails_once_is_repeated(cuda):
 
 
 def test_a_capture_that_fails_twice_says_why(cuda):
-    cuda.failing_ends = 3  # one of them is that of a capture for the random generator
+    cuda.failing_ends = 3  # one of them ends a capture for the random generator
     with pytest.raises(CaptureError, match=r"^RuntimeError: CUDA error: operation failed .* capture$"):
         GraphPool(CUDA).capture(lambda: None)
 

@@ -67,8 +67,8 @@ def evaluate_models(
     metrics: Metrics,
     outputs: Outputs,
 ) -> None:
-    """Translate with each model in turn, and report on its translations and those in files. The settings are
-    assignments of --set.
+    """Translate with each model in turn, and report on its translations and on translations in files. The
+    settings are assignments of --set.
 
     If there are several ranks, they share the translation, and the first alone reads and reports. The last
     model translates one test set after another while the report proceeds.

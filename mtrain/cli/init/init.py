@@ -78,8 +78,8 @@ def init(
     """Write a config for your own files.
 
     Finds the languages, the columns and the number of pairs, and writes a commented config. In a terminal, it
-    asks at most three questions. With the optional package `languages`, it also recognizes the languages of
-    the text, not only those in names of files and columns.
+    asks at most three questions. It recognizes languages in the names of files and columns and, with the
+    optional package `languages`, in the text.
 
     Examples:
         mtrain init train.en train.de

@@ -11,12 +11,11 @@ Frequency = Annotated[float, Field(ge=0, le=1000)]
 
 class Corruptions(Section):
     """How often each kind of corruption is made, relative to the others. Half of the training pairs are
-    corrupted, different ones in each epoch. Validation reports all kinds, including those with a share of
-    0."""
+    corrupted, different pairs in each epoch. Validation reports all kinds, also with a share of 0."""
 
-    misaligned: Frequency = Field(1.0, description="the target is that of another pair of similar length")
+    misaligned: Frequency = Field(1.0, description="the target comes from another pair of similar length")
     truncated: Frequency = Field(1.0, description="the beginning or the end of a side is missing")
-    extended: Frequency = Field(1.0, description="a side is followed or preceded by that of another pair")
+    extended: Frequency = Field(1.0, description="a side is joined with the same side of another pair")
     wrong_language: Frequency = Field(
         1.0, description="both sides are in the same language: a side is copied, or comes from another pair"
     )
@@ -25,7 +24,7 @@ class Corruptions(Section):
         description="a number of one side is changed; if a side has no number, the same one is first "
         "inserted on both sides, and the good version keeps it",
     )
-    replaced_words: Frequency = Field(1.0, description="some words of a side are those of another pair")
+    replaced_words: Frequency = Field(1.0, description="some words of a side come from another pair")
     word_order: Frequency = Field(1.0, description="the words of a side are in random order")
 
     @model_validator(mode="after")

@@ -92,8 +92,8 @@ class DecodingConfig(Section):
     )
     split: SplitMode = Field(
         "long",
-        description="which lines are translated sentence by sentence; long: those with more tokens than the "
-        "model's maximum; sentences: all, such as paragraphs",
+        description="which lines are translated sentence by sentence; long: lines with more tokens than the "
+        "model's maximum; sentences: all lines, such as paragraphs",
     )
     batch_tokens: BatchTokens = Field(
         "auto",

@@ -40,8 +40,8 @@ class TrainingConfig(Section):
     )
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
         None,
-        description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model, or half "
-        "of that with init_from",
+        description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model, or with "
+        "init_from 0.256 / model.d_model",
     )
     schedule: Schedule = Field(
         "inverse_sqrt", description="decay of the learning rate after warm-up; cosine and linear end at zero"

@@ -203,7 +203,7 @@ class Batch:
         return self.source.numel() + self.labels.numel()
 
     def part(self, start: int, stop: int) -> Self:
-        """The pairs from `start` to `stop`."""
+        """A batch of the pairs from `start` up to, but not including, `stop`."""
         batch = self._with(lambda tensor: tensor[start:stop])
         rows = self.rows[start:stop]
         return replace(batch, target_tokens=int((batch.labels != IGNORE).sum()), rows=rows)

@@ -140,7 +140,7 @@ def layouts_of(window: Window) -> Iterator[Layout]:
 def largest_batches(loader: Loader, window: Window) -> list[AnyBatch]:
     """The batches of a window that need the most memory: the one with the most tokens (with padding, if any),
     and the one with the largest attention matrices, unless that is the same. If there are other windows or
-    stages, a batch of the longest possible pairs, which these may contain, takes the place of the latter."""
+    stages, the second is a batch of the longest possible pairs, which they may contain."""
     corpus, planner = window.corpus, loader.planner
     micro_batches = [rows for step in window.plan.steps for rows in step if len(rows)]
     if not micro_batches:  # the other ranks have all pairs of the window

@@ -1,7 +1,7 @@
 """Batches without padding, for CUDA devices, and the choice between the two kinds of batches.
 
 A packed batch is one buffer of int32 numbers, so that moving it to the device is one copy. `Layout` says
-where its parts are. Shapes are those of the pairs, or fixed ones with more tokens and sequences than the
+where its parts are. Shapes fit the pairs exactly, or are fixed, with more tokens and sequences than the
 pairs have: the surplus tokens then form sequences whose labels are ignored, and change neither loss nor
 gradient.
 """
@@ -61,11 +61,11 @@ class Layout(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """The size of the buffer."""
+        """The size of the buffer, in int32 numbers."""
         return sum(map(_aligned, self.sizes))
 
     def parts(self, buffer: Buffer) -> Parts[Buffer]:
-        """The parts of a buffer."""
+        """Views of a buffer, one for each part."""
         found: list[Buffer] = []
         start = 0
         for size in self.sizes:
@@ -100,7 +100,7 @@ class PackedBatch:
 
     @property
     def parts(self) -> Parts[Tensor]:
-        """The parts of the buffer."""
+        """Views of the buffer, one for each part."""
         return self.layout.parts(self.buffer)
 
     @property

@@ -143,7 +143,7 @@ class BlockFilter:
         return FilteredBlock(codes, keys)
 
     def _judge(self, block: Block, rules: Rules | None) -> Codes:
-        """The codes of the readable pairs."""
+        """The code of each readable pair: 0 or the reason for its rejection."""
         have_text = block.have_text()
         codes = np.where(have_text, 0, EMPTY).astype(np.uint8)
         filled = np.flatnonzero(codes == 0)

@@ -66,7 +66,7 @@ def input_files(data: DataConfig) -> list[Path]:
 
 
 def further_references(corpus: Corpus) -> list[list[Path]]:
-    """The files of each reference of a test set besides those in its pairs."""
+    """The files of each reference of a test set besides the targets of its pairs."""
     if isinstance(corpus, SacrebleuCorpus):
         return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
     if not isinstance(corpus, TextTestSet):

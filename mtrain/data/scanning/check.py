@@ -156,9 +156,9 @@ class DataCheck:
         self._leaks.add(block.hashes, block.overlap)
 
     def findings(self, held_out: Sequence[Pair] = (), rejected: dict[str, int] | None = None) -> Findings:
-        """The findings about all pairs that were added; to be called once, at the end. `held_out` are those
-        that training will leave out, with all other pairs of the same sources, and `rejected` the number of
-        pairs that filters leave out by reason; of these, only duplicates were added. Raises StorageError."""
+        """The findings about all pairs that were added; to be called once, at the end. Training will leave
+        out the pairs `held_out` and all other pairs of the same sources. `rejected` is the number of pairs
+        that filters leave out, by reason; only duplicates among them were added. Raises StorageError."""
         found = self._found
         if self._holds_out:
             found.sets["validation"].usable = len(held_out)

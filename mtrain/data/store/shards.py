@@ -141,7 +141,7 @@ class StoredRows(NamedTuple):
     lengths: Sequence[Ids]  # of each row, on each side
 
     def take(self, rows: Indices) -> "StoredRows":
-        """Some of these rows."""
+        """The rows at some indices, without copying ids."""
         starts, lengths = ([side[rows] for side in both] for both in (self.starts, self.lengths))
         return StoredRows(self.positions[rows], self.ids, starts, lengths)
 

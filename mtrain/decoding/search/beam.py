@@ -169,7 +169,7 @@ class Pool(NamedTuple):
         return cls(scores, scores.clone(), tokens.clone(), lengths, lengths.bool())
 
     def add(self, sentences: Tensor | slice, others: "Pool") -> None:
-        """Add hypotheses of the `sentences`. Those with score -inf are ignored."""
+        """Add hypotheses of the `sentences`. Hypotheses with score -inf are ignored."""
         scores = torch.cat([self.scores[sentences], others.scores], dim=1)
         order = scores.topk(self.scores.size(1)).indices
         for column, other in zip(self, others, strict=True):

@@ -68,8 +68,8 @@ def layer_attention(
 def all_attention(
     model: DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
 ) -> AttentionWeights:
-    """The attention weights of all layers and heads of encoder and decoder. Those of the decoder are for its
-    inputs: BOS, then all tokens of targets (N, T) but the last."""
+    """The attention weights of all layers and heads of encoder and decoder. The inputs of the decoder are
+    BOS, then all tokens of targets (N, T) but the last."""
     with recording() as maps:
         _hidden(model, source, source_keep, targets)
     layers = model.config.encoder_layers

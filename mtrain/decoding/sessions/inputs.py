@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, device: torch.device, pinned: bool = False) -> tuple[Tensor, Self]:
-        """A new buffer and its views."""
+        """A new int64 buffer for a shape, filled with zeros, and the inputs as views of it."""
         sentences, beams, source, positions, prefixed, sampled = shape
         parts = [(sentences, source), *[(sentences,)] * 3]
         parts += [(sentences, positions * prefixed), (sentences, beams, positions * sampled)]

@@ -23,8 +23,8 @@ from mtrain.model.static_decoder import StaticDecoder
 _warn_once = cache(logging.getLogger(__name__).warning)
 
 LOOK_EVERY = 5  # steps between looks at which sentences are finished: each waits for a copy of one step ago
-# Rows of a step times the width of the model. With more, the GPU takes longer for a step than the host needs
-# to start it: from about 3,000 rows of a model of width 512 on (estimated).
+# Rows of a step times the width of the model. In larger steps, the GPU computes longer than the host needs to
+# start the operations: from about 3,000 rows of a model of width 512 on (estimated).
 MAX_STATES_OF_GRAPH = 3 * 2**19
 
 
@@ -37,11 +37,10 @@ def bucket(number: int, least: int = 1) -> int:
 class Session:
     """Searches batches of one shape, with one or more models and fixed settings.
 
-    The prologue encodes the sources and resets the state; a step computes one position of all rows. Both are
-    run as they are the first time, and captured as graphs in `pool` at the start of the next batch, unless
-    a step is larger than MAX_STATES_OF_GRAPH. When half of the sentences are finished, the others become the
-    first ones of the same buffers, and further steps are of these only, if there are at least `shrink_from`
-    rows.
+    The prologue encodes the sources and resets the state; a step computes one position of all rows. Both run
+    without graphs for the first batch, and are captured in `pool` at the start of the next one, unless a step
+    is larger than MAX_STATES_OF_GRAPH. When half of the sentences are finished, the others are moved to the
+    beginning of the buffers, and further steps compute only these, if there are at least `shrink_from` rows.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class Session:
         self._captured |= new
 
     def _move(self, going: Tensor, sentences: int, positions: int) -> None:
-        """Let the sentences at the indices `going` be the first ones; further copies of one of them make up
+        """Move the sentences at the indices `going` to the beginning; further copies of one of them make up
         the given number of sentences."""
         device = self.position.device
         index = torch.full((sentences,), int(going[0]), pin_memory=device.type == "cuda")

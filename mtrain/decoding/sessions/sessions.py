@@ -31,9 +31,9 @@ _OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", 
 class Sessions:
     """Sessions of one model or an ensemble, of which recently used ones are kept.
 
-    It is thread-safe: threads search one after the other on a device. Their graphs share the memory of a pool
-    and the workspaces of matrix products, so that replays must not overlap, and a search ends with waiting
-    for the device.
+    The class is thread-safe: threads search one after the other on a device. The graphs share the memory of
+    a pool and the workspaces of matrix products. Replays must therefore not overlap, so a search ends by
+    waiting for the device.
     """
 
     def __init__(self, models: Sequence[DecodingTransformer], shrink_from: int = SHRINK_FROM):

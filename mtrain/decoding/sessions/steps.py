@@ -1,7 +1,7 @@
 """A step of greedy search, sampling or beam search in static buffers: what happens to the logits of one
 position. Symbols in shapes: see `mtrain.decoding.sessions`.
 
-They compute the same as `mtrain.decoding.search`, without a value that the host would have to wait for.
+The classes compute the same as `mtrain.decoding.search`, without a value that the host has to wait for.
 """
 
 import math
@@ -21,7 +21,7 @@ from mtrain.kernels.topk import beam_topk, logsumexp
 
 
 class Greedy(NamedTuple):
-    """The state of greedy search, or of K samples of each sentence."""
+    """The state of greedy search (K is 1), or of K samples of each sentence."""
 
     last: Tensor  # (B, K) tokens
     tokens: Tensor  # (B, K, T)
@@ -118,8 +118,8 @@ class Beam(NamedTuple):
         length, done = position + 1, self.finished[:, None]
         ended, at_limit = chosen == allowed.eos_id, inputs.limits == length
         live, kept = scores.masked_fill(ended, -math.inf).topk(beams)  # (B, K)
-        # Candidates come best first. Of those that end, the K best are complete, at the limit also the K best
-        # of the others.
+        # Candidates come best first. The K best ones that end are complete; at the length limit, so are the K
+        # best of the others.
         rank = torch.arange(chosen.size(1), device=chosen.device)
         is_kept = ~ended & ((~ended).cumsum(dim=1) <= beams)
         is_complete = torch.where(ended, rank < beams, is_kept & at_limit[:, None]) & ~done
@@ -150,7 +150,7 @@ class Beam(NamedTuple):
 
 
 def _is_plain(config: DecodingConfig) -> bool:
-    """Whether normalizers are those of all logits, and the best tokens are wanted."""
+    """Whether all logits count for the normalizers, and the best tokens are wanted."""
     return config.samples is None and not config.force_eos and not config.renormalize
 
 

@@ -35,9 +35,9 @@ def short_attention(
     generator: Generator = None,
 ) -> Tensor:
     """Attention (P, E) as of `mtrain.kernels.attention.attention`, for as many sentences of queries as of
-    keys. `suits_short_attention` must be true of the longest one.
+    keys. `suits_short_attention` must be true for the longest sentence.
 
-    With dropout, `generator` is a HashKey, and the mask that of `mtrain.kernels.dropout.keep_weights`. Tokens
+    With dropout, `generator` is a HashKey, and the mask equals `mtrain.kernels.dropout.keep_weights`. Tokens
     after the last sentence, and queries of a sentence without keys, get zeros, and their gradients are zero.
     """
     assert isinstance(generator, HashKey) or not rate

@@ -104,8 +104,8 @@ class Progress:
         return step <= self.state.step and not repeated
 
     def add_step(self, metrics: StepMetrics, locate: Callable[[], list[str]]) -> None:
-        """Add the metrics of a step, and read those of the previous step. `locate` returns where the pairs of
-        the step come from, as `file:line`."""
+        """Add the metrics of a step, and read the metrics of the previous step. `locate` returns where the
+        pairs of the step come from, as `file:line`."""
         self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, locate))
         self.read_pending(keep=1)
         self.bar.update()

@@ -53,7 +53,7 @@ class TensorBoard:
             self._give_up(error)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining events."""
         writer, self.writer = self.writer, None
         try:
             if writer is not None:

@@ -88,7 +88,7 @@ def complete_config(
 
 
 def assumed_speed_of(ranks: Ranks) -> float:
-    """The `assumed_speed` of all ranks. Those on one CPU share it."""
+    """The `assumed_speed` of all ranks. Ranks on one CPU share its speed."""
     on_cpu = ranks.device.type == "cpu"
     return recipe.assumed_speed(ranks.device.type, ranks.size // ranks.local_size if on_cpu else ranks.size)
 
@@ -159,7 +159,7 @@ def _is_given(config: Config, key: str) -> bool:
 
 
 def _choose(config: Config, work: Workload) -> list[Choice]:
-    """All values of the recipe."""
+    """All values of the recipe, also for keys that the config gives."""
     size, budget = work.size(), Budget.of(config, work.device)
     timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
     preset, reason = _choose_preset(config, size, timer)

@@ -127,7 +127,7 @@ def prepare_run(
         if workers:  # then each process is to use one core
             tokenizer.set_threads(1)
         if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
-            reason = f"its tokenizer differs from that of {config.training.init_from}"
+            reason = f"its tokenizer is not the one of {config.training.init_from}"
             cure = "replace it with `mtrain tokenize CONFIG --force`"
             raise UsageError(f"{config.run_dir}: {reason}; {cure}")
         if checkpoint is None:

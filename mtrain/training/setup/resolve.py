@@ -54,7 +54,7 @@ def resolve_config(
     grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`. `speed` is the
     `assumed_speed` of all devices that train, by default of one of this machine.
 
-    Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from that model,
+    Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from the model,
     DataError if the corpora cannot be read to count their pairs.
     """
     run_dir = Path(config.run_dir)

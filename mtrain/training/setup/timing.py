@@ -26,7 +26,7 @@ MAX_SECONDS_OF_COMPILATION = 300.0  # then steps are timed even if they compile
 
 
 class Timing(NamedTuple):
-    """The speed of some steps."""
+    """The mean speed of the timed steps, and how long one takes."""
 
     speed: float  # target tokens/s
     seconds: float  # of a step
@@ -41,11 +41,11 @@ def measure_speed(
     minutes: float | None = None,
 ) -> float:
     """The target tokens/s of training a model on `device`, from some of the steps that `steps_of` returns for
-    its learner. Unless this process trains `alone`, these have the batches of this rank and the tokens of all
-    ranks, which are assumed to be as fast; the time to exchange gradients is not included.
+    its learner. Unless this process trains `alone`, a step has the batches of this rank and the tokens of all
+    ranks. The other ranks are assumed to be as fast; the time to exchange gradients is not included.
 
-    If `training` uses R-Drop, it is timed with it. With `minutes`, the result is the mean speed of a run of
-    that time, which begins with the `r_drop_after` steps without R-Drop.
+    Steps are timed with R-Drop if `training` uses it. With `minutes`, the result is the mean speed of a run
+    of that time, which begins with the `r_drop_after` steps without R-Drop.
 
     Trains a temporary model. PyTorch's random generators change.
     """

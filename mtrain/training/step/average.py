@@ -59,7 +59,7 @@ class WeightAverage:
             return
         tensors, parameters = load_tensors(file), dict(self.model.named_parameters())
         if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
-            raise ModelError(f"{file}: its tensors differ from those of the model")
+            raise ModelError(f"{file}: its tensors do not match the model")
         divided = {name: divided_like(tensors[name], p.detach()) for name, p in parameters.items()}
         self.weights = {name: tensor.clone() for name, tensor in divided.items()}
 
@@ -112,8 +112,8 @@ class WeightAverage:
         return allocated
 
     def average_checkpoints(self, run_dir: Path, ranks: Ranks) -> None:
-        """Average the current weights with those of the newest `count` - 1 checkpoints. Rank 0 chooses these,
-        because the file system may not show the same folders to all ranks at once."""
+        """Average the current weights with the weights of the newest `count` - 1 checkpoints. Rank 0 chooses
+        the checkpoints, because the file system may not show the same folders to all ranks at once."""
         if self.count == 1:
             return
         chosen = ranks.broadcast(self._valid_checkpoints(run_dir) if ranks.is_first else None)
@@ -125,7 +125,7 @@ class WeightAverage:
         self.weights = mean
 
     def _valid_checkpoints(self, run_dir: Path) -> list[str]:
-        """The names of the newest `count` - 1 checkpoints, without those that are damaged."""
+        """The names of the newest `count` - 1 checkpoints, without damaged ones."""
         valid = []
         for folder in checkpoint_folders(run_dir, self.checkpoint_every)[1 - self.count :]:
             try:

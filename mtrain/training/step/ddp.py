@@ -18,7 +18,7 @@ from mtrain.training.step.learner import BatchLoss, Learner, SynchronizationMemo
 
 class ParallelLearner(Learner):
     """The learner of one of several ranks, which take each step together. `step` is given the batches of this
-    rank, and the number of tokens of all ranks; its metrics are those of all ranks.
+    rank, and the number of tokens of all ranks; its metrics cover all ranks.
 
     Gradients are synchronized once per step, in the backward pass of each rank's last micro-batch. The number
     of micro-batches may therefore differ between ranks, but each has at least one, which may have no pairs.

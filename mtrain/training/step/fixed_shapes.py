@@ -2,8 +2,8 @@
 
 Surplus tokens cost as much as real ones. So there are as many tokens as the largest micro-batch of the plan
 has, which is a few percent less than `training.micro_batch_tokens`, padding included. Only attention depends
-on the longest sentence: there is a graph for each class of it. Where attention needs padding, its memory
-grows with the square of that length, so the class of long sentences is bounded by those of the plan.
+on the longest sentence: there is a graph for each class of lengths. Where attention needs padding, its memory
+grows with the square of the longest length, so the class of long sentences is no longer than the plan needs.
 """
 
 from bisect import bisect_left

@@ -77,8 +77,8 @@ class ShardedLearner(Learner):
 def _divide(model: AnyModel, root: nn.Module, training: TrainingConfig, ranks: Ranks) -> FSDPModule:
     """Divide the parameters of a model among the ranks, and let `root` gather them.
 
-    Precisions are those of autocast: matrices are gathered in the precision of their products; everything
-    else, and the sum of gradients, stay in the precision of the weights.
+    As with autocast, matrices are gathered in the precision of their products; everything else, and the sum
+    of gradients, stay in the precision of the weights.
     """
     precision = resolve_precision(ranks.device, training.precision)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -93,7 +93,7 @@ def _divide(model: AnyModel, root: nn.Module, training: TrainingConfig, ranks: R
         fully_shard(layer, mesh=mesh, mp_policy=low)
     divided = fully_shard(root, mesh=mesh, mp_policy=exact)
     for module in root.modules():
-        if isinstance(module, FSDPModule):  # the division by the number of tokens is that of the loss
+        if isinstance(module, FSDPModule):  # the loss already divides by the number of tokens
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return divided

@@ -1,6 +1,6 @@
 """Optimizer steps on a CUDA device as CUDA graphs.
 
-The computation is that of `Learner`. It differs in what a graph requires, see `mtrain.graph_capture`:
+The computation is the same as in `Learner`, except for what a graph requires, see `mtrain.graph_capture`:
 
 - Shapes are fixed. A micro-batch is copied to one buffer; surplus tokens change neither loss nor gradient.
 - What changes from replay to replay is in tensors: the key of dropout, 1 / tokens, the learning rate, the
@@ -33,7 +33,7 @@ from mtrain.training.step.learner import Learner, StepMetrics, worker_count
 
 log = logging.getLogger(__name__)
 
-MAX_DIFFERENCE = 0.01  # of a graph's loss, nll and gradient norm from those of the same work without it
+MAX_DIFFERENCE = 0.01  # of loss, nll and gradient norm between a graph and the same work without it
 ALIGNMENT = 32  # elements; the gradients of parameters start at multiples of it
 
 
@@ -46,8 +46,8 @@ class _Graph(NamedTuple):
 
 
 class GraphLearner(Learner):
-    """The learner of one rank, or of one of several, which take each step together. For several ranks, see
-    `ParallelLearner`: `step` is given the batches of this rank, and the number of tokens of all ranks.
+    """The learner of the only rank, or of one of several ranks, which take each step together. For several
+    ranks, see `ParallelLearner`: `step` is given the batches of this rank, and the number of tokens of all.
 
     A graph is captured when a step first needs it, and tested against the same work without a graph. If that
     fails, training continues without graphs.

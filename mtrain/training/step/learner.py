@@ -92,7 +92,7 @@ class Learner:
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.
 
-        The gradient is that of the summed loss divided by `tokens`, however the pairs are split into batches.
+        The gradient of the summed loss is divided by `tokens`, however the pairs are split into batches.
         If the loss or the gradient is not finite, weights and optimizer do not change. Does not synchronize
         with a CUDA device, except to capture graphs.
         """
@@ -197,7 +197,7 @@ class Learner:
         return sums
 
     def _add_gradients(self, replicas: Sequence[AnyModel]) -> None:
-        """Add the gradients of the replicas to those of the model."""
+        """Add the gradients of the replicas to the gradients of the model."""
         for replica in replicas:
             for gradient, other in zip(_gradients(self.model), _gradients(replica), strict=True):
                 gradient += other

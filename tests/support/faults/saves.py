@@ -48,7 +48,7 @@ def no_space(*_: object) -> None:
 
 def fail_writes(file_name: str, numbers: Container[int]) -> tuple[Callable[[Operation], None], list[Path]]:
     """A handler that fails some writes of tensors to files of a name, after writing half a file, and the
-    list of all attempts. `numbers` are those of the attempts that fail, from 1."""
+    list of all attempts. `numbers` name the attempts that fail, from 1."""
     attempts: list[Path] = []
 
     def handle(operation: Operation) -> None:

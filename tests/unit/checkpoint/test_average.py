@@ -17,7 +17,7 @@ from tests.support.cli import one_line, run_forked
 
 @pytest.fixture(scope="module")
 def relative(run_dir, tmp_path_factory):
-    """Make models that differ a little from that of run_dir."""
+    """Make models that differ a little from the model of run_dir."""
 
     def make(seed: int, languages: dict[str, str] | None = None, **sizes: object) -> Path:
         folder, draw = tmp_path_factory.mktemp("relative"), np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def test_unknown_languages_and_regions_do_not_prevent_an_average(mtrain, run_dir
 def test_a_model_of_unknown_languages_does_not_join_those_of_others(mtrain, relative, tmp_path):
     models = [relative(1, {"source_lang": "und"}), relative(2), relative(3, {"source_lang": "fr"})]
     code, _, err = mtrain("average", *models, "-o", tmp_path / "mean")
-    assert code == 4 and f"{models[2]}: its languages differ" in one_line(err)
+    assert code == 4 and f"{models[2]}: its languages are not the same" in one_line(err)
     code, _, err = mtrain("translate", models[0], "x", "--ensemble", models[1], "--ensemble", models[2])
     assert code == 4 and f"{models[2]}: translates fr-de, but {models[1]} en-de" in one_line(err)
 
@@ -77,13 +77,13 @@ def test_a_model_of_unknown_languages_does_not_join_those_of_others(mtrain, rela
 )
 def test_models_of_other_languages_are_not_averaged(mtrain, run_dir, relative, tmp_path, settings, differing):
     code, _, err = mtrain("average", run_dir, relative(1, settings), "-o", tmp_path / "mean")
-    assert code == 4 and f"its {differing} differ from those of {run_dir}" in one_line(err)
+    assert code == 4 and f"its {differing} are not the same as in {run_dir}" in one_line(err)
 
 
 def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp_path):
     other = relative(1, heads=8)  # tensors of the same shapes
     code, _, err = mtrain("average", run_dir, other, "-o", tmp_path / "mean")
-    reason = f"its model settings differ from those of {run_dir}"
+    reason = f"its model settings are not the same as in {run_dir}"
     assert (
         code == 4
         and one_line(err) == f"error: {other}: {reason}; only models that share them can be averaged\n"

@@ -82,7 +82,7 @@ def test_test_scores_do_not_change_an_edited_card_or_another_model(scored_run, t
         assert [score.set for score in read_info(run / "model").scores] == ["seen", "seen"]
         assert (run / "model/README.md").read_bytes() == MINE
         write_info(run / "model", info.model_copy(update={"scores": []}))
-        (run / "model/manifest.json").write_text("{}")  # that of a model that has replaced it
+        (run / "model/manifest.json").write_text("{}")  # as if another model had replaced it
         list(score_test_sets(run, translator))
         assert read_info(run / "model").scores == []
 
@@ -177,7 +177,7 @@ def test_an_exported_model_has_a_card_of_its_own(mtrain, scored_run, tmp_path):
         card = card_of(tmp_path / name)
         assert card.data.library_name == "ctranslate2" and is_unedited(tmp_path / name / "README.md")
         assert (card.data.eval_results is not None) == (name == "plain")  # others may translate differently
-        assert "The scores are those of the model before it was exported." in card.text
+        assert "The scores were measured before the model was exported." in card.text
         kind = " (int8)" if name == "int8" else ""
         assert f"Then it was exported to CTranslate2{kind}." in card.text
 

@@ -65,11 +65,11 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_not_mixed(model_copy, mo
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("eos_id: 3", "eos_id: 2", "special token ids of the tokenizer differ from those of the model"),
+        ("eos_id: 3", "eos_id: 2", "the tokenizer and the model have different special token ids"),
         (
             "target_vocab_size: 330",
             "target_vocab_size: 331",
-            "sizes of the tokenizer are 330 and 330, but those of the model are 330 and 331",
+            "sizes of the tokenizer are 330 and 330, but the model expects 330 and 331",
         ),
         ("d_model: 64", "d_model: 32", "has shape"),
         ("encoder_layers: 2", "encoder_layers: 3", "missing tensors"),

@@ -178,7 +178,7 @@ def test_a_file_that_changes_before_it_is_encoded_is_an_error(
     file.write_bytes(content.replace(b"a", b"b"))
     with pytest.raises(DataError, match=f"{name}: changed while it was encoded; run again"):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
-    file.write_bytes(content)  # the fingerprint is that of the first scan again
+    file.write_bytes(content)  # the fingerprint is as at the first scan again
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     assert rows(prepared) == expected and prepared.validation == TOY[:3]
 

@@ -415,7 +415,7 @@ def test_models_of_an_ensemble_must_have_the_same_vocabulary(
         (folder / "tokenizer/joint.model").write_bytes(model + b"\x82\x7d\x00")  # an unknown field
 
     write_folder(other, fill)
-    with pytest.raises(ModelError, match="its vocabulary differs from that of"):
+    with pytest.raises(ModelError, match="its vocabulary is not the same as in"):
         Translator.load(run_dir, "cpu", ensemble=[other])
 
 

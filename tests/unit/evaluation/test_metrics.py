@@ -1,4 +1,4 @@
-"""Scores and signatures are those of sacreBLEU."""
+"""Scores and signatures are the same as from sacreBLEU."""
 
 import os
 import subprocess

@@ -64,7 +64,7 @@ def test_weights_can_be_recorded_and_dropped() -> None:
 @pytest.mark.parametrize("longest", [20, 40])
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
 def test_hashed_masks_do_not_depend_on_padding(kind: str, longest: int) -> None:
-    """They are those of the same tokens in sequences of any length, and the mean is that without dropout."""
+    """Equal for the same tokens in sequences of any length; the mean is the result without dropout."""
     key = HashKey(torch.tensor([5], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
     is_cross = kind == "cross"
     x = torch.ones(sum(TARGETS), (1 if is_cross else 3) * WIDTH).double()

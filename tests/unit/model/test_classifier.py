@@ -80,7 +80,7 @@ def test_the_sides_of_a_pair_are_distinguished():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_binary_cross_entropy(dtype, smoothing):
-    """Label smoothing is that of F.cross_entropy with two classes, whose log-odds are those of one."""
+    """Label smoothing is as in F.cross_entropy with two classes, of which one has the log-odds."""
     torch.manual_seed(1)
     odds = (3 * torch.randn(6)).to(dtype).requires_grad_()
     labels = torch.tensor([[1], [0], [IGNORE], [1], [0], [0]])

@@ -7,7 +7,7 @@ from tests.unit.scripts.test_simulate_cuda import needs_compiler, simulate
 pytestmark = [pytest.mark.slow, needs_compiler]
 
 # Trains a layer in steps that are replayed and in steps that are not, and prints whether losses are equal.
-# The former get the values that the command line names as numbers of Python, and the others as tensors.
+# The values that the command line names are Python numbers in replayed steps, and tensors in the others.
 TRAINING = """
 import sys
 import torch

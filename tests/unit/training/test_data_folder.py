@@ -181,7 +181,7 @@ def test_other_inputs_are_an_error_and_change_nothing(make, tmp_path, sections, 
 
 
 def write_unfinished(folder: Path) -> None:
-    """Replace the summary by that of an encoding that was begun."""
+    """Replace the summary by one that an interrupted encoding leaves."""
     ended = ("complete", "kept", "dropped", "shards")
     DataFolder(folder, folder).write_summary(
         {key: value for key, value in read_summary(folder).items() if key not in ended}

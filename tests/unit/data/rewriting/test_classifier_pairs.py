@@ -156,8 +156,8 @@ def test_examples_depend_on_the_seed_the_epoch_and_the_row_alone(training_pairs,
 
 
 def test_half_of_the_pairs_are_corrupted_and_the_others_are_as_they_were(training_pairs, tokenizer):
-    """Each sequence is "source EOS target EOS" within the limits; those of good pairs are in the corpus, but
-    for an inserted number."""
+    """Each sequence is "source EOS target EOS" within the limits; good pairs are in the corpus, but for an
+    inserted number."""
     config, corpus = training_pairs
     eos, classes = tokenizer.special.eos, []
     raw = [side.to_lists() for side in corpus.encoded().fetch(range(len(corpus)))]

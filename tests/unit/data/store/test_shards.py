@@ -259,7 +259,7 @@ def test_a_damaged_shard_is_kept_until_the_new_one_is_complete(tmp_path: Path, t
 
 
 def test_a_shard_is_not_replaced_by_one_with_other_contents(tmp_path: Path, tokenizer: Tokenizer, small):
-    """Such as those of another version of SentencePiece."""
+    """Such as ids from another version of SentencePiece."""
 
     class Other(Tokenizer):
         def encode_source(self, texts: list[str]) -> list[list[int]]:
@@ -630,7 +630,7 @@ def parallel(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> PreparedDa
 
 
 def write_parts(folder: Path) -> dict[str, str]:
-    """Write three files, whose ends are not those of shards; returns the corpus section for a config."""
+    """Write three files that do not end where shards end; returns the corpus section for a config."""
     for number, (first, last) in enumerate(pairwise((0, 10, 250, 300))):
         write(folder / f"part-{number}.tsv", TOY[first:last])
     return {"tsv": str(folder / "part-*.tsv")}

@@ -1,4 +1,4 @@
-"""Scores of given translations equal those of the search and of the full model."""
+"""Scores of given translations equal the scores of search and of the full model."""
 
 import json
 import math

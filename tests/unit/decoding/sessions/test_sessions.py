@@ -83,7 +83,7 @@ class Case:
 
 
 def compare(found: Found, expected: Found) -> None:
-    """Assert that hypotheses are equal, but for those of which some tokens were forbidden."""
+    """Assert that hypotheses are equal, unless some of their tokens were forbidden."""
     for ours, theirs in zip(found, expected, strict=True):
         ours, theirs = ([h for h in some if h.log_prob > -math.inf] for some in (ours, theirs))
         assert_same(ours, theirs, tolerance=1e-5)
@@ -182,7 +182,7 @@ def test_a_search_ends_soon_after_its_last_sentence(steps, beam_size):
 
 
 def test_settings_of_a_batch_are_not_those_of_the_batch_before():
-    """The ones that do not make another session."""
+    """Settings that do not make another session."""
     case = Case(make_models(4), [4, 9, 13])
     sessions = Sessions(case.models)
     for settings in (

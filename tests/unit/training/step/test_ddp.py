@@ -86,7 +86,7 @@ def test_sizes_that_ranks_cannot_divide_evenly_are_padded(parts, tmp_path):
 
 
 def compare(parts, tmp_path, dtype: torch.dtype, count: int, steps: int, recipe) -> None:
-    """Compare the steps of some ranks, of which the first two have all pairs, with those of one."""
+    """Compare the steps of some ranks, of which the first two have all pairs, with the steps of one rank."""
     _, model, *_ = parts
     model.to(dtype)
     start, tolerance = weights(model), 1e-10 if dtype == torch.float64 else 1e-5

@@ -1,5 +1,4 @@
-"""Runs whose ranks share the weights (FSDP). Their steps are compared with those of one rank in
-`test_parallel.py`."""
+"""Runs whose ranks share the weights (FSDP). `test_parallel.py` compares their steps with one rank."""
 
 import os
 import shutil
@@ -52,7 +51,7 @@ def run(prepared, tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
-    """They resume exactly on as many ranks, and those of one kind of run resume as the other kind."""
+    """They resume exactly on as many ranks, and checkpoints of one kind of run resume as the other kind."""
     ddp = copy_prepared(whole, tmp_path / "ddp")
     assert exit_codes(run_ranks(2, fit_command(ddp, 7, *KEEP_TWO), tmp_path)) == [0, 0], read_logs(tmp_path)
     for file in ("model", "average", "optimizer"):

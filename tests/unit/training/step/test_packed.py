@@ -50,8 +50,8 @@ def sides(is_classifier: bool = False) -> tuple[Rows, Rows]:
 
 
 def results(learner: Learner, batches: list[AnyBatch]) -> list[Tensor]:
-    """Loss, nll and gradients of some batches. Those of biases of keys, which are 0 but for rounding, are
-    left out."""
+    """Loss, nll and gradients of some batches, without the gradients of biases of keys, which are 0 but for
+    rounding."""
     learner.model.zero_grad()
     sums = [learner.loss(learner.model, batch) for batch in batches]
     for each in sums:
