@@ -54,9 +54,9 @@ def let_cuda_memory_grow() -> None:
     """Make CUDA's allocator use expandable segments, in the whole process: batches of varying sizes would
     leave gaps between blocks of fixed sizes. Call this before CUDA is initialized.
 
-    Does nothing if the environment configures the allocator, on WSL (which does not support it), or with
-    PyTorch before 2.12, which warns that the variable is deprecated, although its successor has no effect
-    yet.
+    Does nothing if the environment configures the allocator, on WSL, which does not support expandable
+    segments, or with PyTorch before 2.12: it warns that the variable is deprecated, but its successor has no
+    effect yet.
     """
     names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
     warns = torch.__version__ < (2, 12) or "microsoft" in platform.release()  # type: ignore[operator]

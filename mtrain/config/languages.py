@@ -92,7 +92,7 @@ def has_spaces(code: str) -> bool:
 
 def sentence_separator(code: str) -> str:
     """What separates the sentences of a text: nothing in Chinese and Japanese, and a space in all other
-    languages, also in those that do not separate words, such as Thai."""
+    languages, also in languages that do not separate words, such as Thai."""
     return "" if "CJK" in scripts_of_language(code) else " "
 
 

@@ -14,7 +14,7 @@ from mtrain.config.section import Section
 from mtrain.errors import MtrainError, UsageError
 from mtrain.regular_files import MAX_CONFIG_BYTES, require_plausible
 
-MAX_NODES = 20_000  # keys and values of a document, including those that aliases repeat
+MAX_NODES = 20_000  # keys and values of a document, including repetitions by aliases
 MAX_DEPTH = 50
 _CORE_SCHEMA = {
     "null": r"~|null|Null|NULL|",

@@ -1,4 +1,4 @@
-"""Writes the training pairs that the filters keep, and those that they reject, as TSV."""
+"""Writes the training pairs that the filters keep, and the rejected pairs, as TSV."""
 
 import logging
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Splitting the input into windows of lines, and lines into parts: all lines, or those that are too long."""
+"""Splitting the input into windows of lines, and lines into parts: all lines, or only too long ones."""
 
 import logging
 import re
@@ -34,10 +34,11 @@ def windows(
     most: int,
     paused: Callable[[float], bool] = lambda waited: False,
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
-    if they are long (see `WINDOW_CHARACTERS`), or if `paused(waited)` is true after a line, where `waited` is
-    the time in seconds since the first line of the window was read. Unpaired surrogates are replaced; see
-    `valid_text`.
+    """Yield windows of at most `most` lines, with the prefixes of their translations, if any.
+
+    A window is smaller if its lines are long (see `WINDOW_CHARACTERS`), or if `paused(waited)` is true after
+    a line. `waited` is the time in seconds since the first line of the window was read. Unpaired surrogates
+    are replaced; see `valid_text`.
 
     Raises UsageError if there are more or fewer prefixes than lines. A DataError of `lines` or `prefixes` is
     raised after a window with the lines before it.
@@ -243,7 +244,7 @@ class Splitter(NamedTuple):
         return [[*symbols, *part] for ids in sentences for part in _cut(ids, self.tokenizer, longest)]
 
     def _sentences(self, text: str) -> list[str]:
-        """The sentences of a text, at least one; those longer than `_BLOCK` characters are split, after a
+        """The sentences of a text, at least one. Sentences longer than `_BLOCK` characters are split, after a
         space if possible."""
         sentences = []
         for sentence in segment(base_language(self.language), text):

@@ -177,9 +177,9 @@ class RankStore:
             thread.join()
 
     def find_lost_ranks(self, error: RuntimeError) -> LostRankError:
-        """Find out which ranks are lost, after an error of the connection: they have reported why they ended,
-        or do not answer, or have not noticed that the connection is lost because they hang. No rank can be
-        named if the store is lost, too."""
+        """Find out which ranks are lost, after an error of the connection. A lost rank has reported why it
+        ended, or does not answer, or hangs and has not noticed the error. No rank can be named if the store
+        is lost, too."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         is_late = re.search(r"[Tt]imed? ?out", str(error))
         deadline = time.monotonic() + GRACE

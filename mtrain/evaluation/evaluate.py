@@ -71,8 +71,8 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
 
 
 def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
-    """The validation set of a run, divided by direction: the pairs in its files or, if it is a holdout, those
-    in the data folder of the run. Unreadable pairs are treated as in training.
+    """The validation set of a run, divided by direction: the pairs in its files or, if it is a holdout, the
+    pairs in the data folder of the run. Unreadable pairs are treated as in training.
 
     Raises UsageError if there is none, DataError if it cannot be read, ModelError if the folder is damaged.
     """

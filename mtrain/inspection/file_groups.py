@@ -155,8 +155,8 @@ def _role_of(group: Group) -> Role:
 
 
 def find_siblings(train: Group) -> Roles:
-    """The validation and test files beside training files: those whose names have another word in the place
-    of `train`, such as `val.en` or `test_2016.en` beside `train.en`. At most one group for validation."""
+    """The validation and test files beside training files. Their names have another word in the place of
+    `train`, such as `val.en` or `test_2016.en` beside `train.en`. At most one group for validation."""
     by_file = [_replacements(Path(file)) for file in train.files]
     common = [words for words in by_file[0] if all(words in found for found in by_file)]
     roles = Roles([], [], [])

@@ -20,7 +20,7 @@ ENCODER = "model.encoder.embed_tokens.weight"
 DECODER = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 _NEVER = -1e4  # the logit of a token that is never generated; fp16 can represent it
-EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or only those that are not tied
+EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or only the untied ones
 
 
 def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:

@@ -50,7 +50,7 @@ def attention(
     queries may be more than the B sequences of keys: N / B of them in turn share one.
 
     Padding is masked here: no query attends to it, according to `keys.keep`. With `causal`, each position
-    attends to itself and those before it (self-attention only). Weights are dropped at a `rate`; for
+    attends to itself and earlier positions (self-attention only). Weights are dropped at a `rate`; for
     `generator` see `mtrain.kernels.dropout`.
 
     The kernel of padded sequences is
@@ -58,8 +58,8 @@ def attention(
                   from a generator that all threads share
         eager     on a CPU where gradients are needed, for few keys: see `suits_eager_kernel`
         fused     otherwise
-    Packed sequences are padded for them if no kernel of `mtrain.kernels.packed_attention` can be used; with
-    hashed dropout, the kernel is then the explicit one.
+    Packed sequences are padded for these kernels if no kernel of `mtrain.kernels.packed_attention` can be
+    used; with hashed dropout, the explicit kernel then computes them.
     """
     maps = recorder(cross=keys_values is not None)
     if isinstance(queries, Packed) or isinstance(keys, Packed):

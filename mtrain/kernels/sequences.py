@@ -28,7 +28,7 @@ class Padded(NamedTuple):
         return cls(x.size(0), x.size(1), keep)
 
     def twice(self) -> Self:
-        """The sequences of all tokens, followed by those of the same tokens once more."""
+        """All sequences, followed by the same sequences once more."""
         return type(self)(2 * self.rows, self.longest, None if self.keep is None else self.keep.repeat(2, 1))
 
     def by_row(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Padded(NamedTuple):
         return (same.int().argmax(dim=-1) + starts[:, None]).flatten()
 
     def sum_before(self, x: Tensor) -> Tensor:
-        """For each of the numbers x (P), the sum of those before it in its sequence."""
+        """For each of the numbers x (P), the sum of the earlier numbers in its sequence."""
         by_row = self.by_row(x)
         return (by_row.cumsum(dim=1) - by_row).flatten()
 
@@ -78,7 +78,7 @@ class Packed(NamedTuple):
     longest: int  # no sequence has more tokens
 
     def twice(self) -> Self:
-        """The sequences of all tokens, followed by those of the same tokens once more."""
+        """All sequences, followed by the same sequences once more."""
         starts = torch.cat([self.starts, self.starts[1:] + len(self.place)])
         return type(self)(starts, self.place.repeat(2), self.longest)
 
@@ -112,7 +112,7 @@ class Packed(NamedTuple):
         return tokens[torch.searchsorted(ordered, words)]
 
     def sum_before(self, x: Tensor) -> Tensor:
-        """For each of the numbers x (P), the sum of those before it in its sequence."""
+        """For each of the numbers x (P), the sum of the earlier numbers in its sequence."""
         before = x.cumsum(0) - x
         firsts = torch.arange(len(x), device=x.device) - self.place
         return before - before[firsts]

@@ -135,7 +135,7 @@ def layer_step(
 def self_attention_step(
     attention: MultiHeadAttention, x: Tensor, cache: LayerCache, position: int, past_keep_bias: Tensor | None
 ) -> Tensor:
-    """Causal self-attention (N, E) of x (N, E) at one position, given the cache of those before it.
+    """Causal self-attention (N, E) of x (N, E) at one position, given the cache of earlier positions.
 
     Appends keys and values of x to the cache. For `past_keep_bias` see `KeyValueCache.extend`.
     """

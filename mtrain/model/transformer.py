@@ -186,7 +186,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Without `memory`, self-attention (N*T, E) of x (N*T, E). With `memory` (B*S, E), the encoder output
         of the sequences `keys`, queries are from x, keys and values from `memory`; if N > B, N / B rows of x
-        in turn share a sentence. With `causal`, each position attends to itself and those before it.
+        in turn share a sentence. With `causal`, each position attends to itself and earlier positions.
         """
         width, keys_values = x.size(-1), None
         if memory is None:

@@ -39,7 +39,7 @@ class AttentionMap(NamedTuple):
     best_layer: int  # the decoder layer that word alignments come from, from 0
 
     def tokens(self, kind: str) -> tuple[list[str], list[str]]:
-        """The tokens that attend, and those that are attended to."""
+        """The tokens that attend, and the tokens that are attended to."""
         if kind == "encoder":
             return self.source, self.source
         return self.target, ["<s>", *self.target[:-1]] if kind == "decoder" else self.source

@@ -59,8 +59,8 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
     return (
         f"{html_radios('Horizontal axis', 'axis', axis_choices, 'steps')}"
         '<p class="muted">Point at a chart to read its values, or focus it and use the arrow keys. Drag '
-        "to zoom; double-click to zoom out. Where a chart has curves of training and of validation, those "
-        f'of training are dotted.</p><div class="charts">{sections}</div>{data}'
+        "to zoom; double-click to zoom out. Where a chart has curves of training and of validation, "
+        f'training is dotted.</p><div class="charts">{sections}</div>{data}'
     )
 
 

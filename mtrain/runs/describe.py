@@ -1,6 +1,6 @@
 """What a run folder records about its model: how it was trained, on which data, and its scores.
 
-Files that are missing or damaged, such as those that older versions did not write, are left out.
+Missing and damaged files are left out; older versions did not write all of them.
 """
 
 from collections.abc import Iterator

@@ -101,5 +101,5 @@ def _downsampled(curve: Curve, reduce: Callable[[Floats], np.float64]) -> Curve:
 
 
 def _column(records: Sequence[Record], name: str) -> Floats:
-    """The numbers of a key; NaN for those that are missing, or that JSON cannot express."""
+    """The numbers of a key; NaN for missing numbers, and for numbers that JSON cannot express."""
     return np.array([to_number(record.get(name)) for record in records], np.float64)

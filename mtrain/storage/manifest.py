@@ -1,4 +1,4 @@
-"""The manifest of a folder: the size and the SHA-256 of each of its files, except for those about it."""
+"""The manifest of a folder: size and SHA-256 of each of its files, except for files about the folder."""
 
 import hashlib
 import json

@@ -62,7 +62,7 @@ class ResumableOutput:
 
     @property
     def lines_done(self) -> int:
-        """Number of input lines that have been answered, including those before an interruption."""
+        """Number of input lines that have been answered, including lines before an interruption."""
         return self._done.lines
 
     @property

@@ -19,7 +19,7 @@ _BUFFER = 2**16  # bytes
 
 
 class PipedLines:
-    """The lines of a pipe, and whether to translate those that were read before the next one."""
+    """The lines of a pipe, and whether to translate the lines read so far before reading the next one."""
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor

@@ -133,7 +133,7 @@ def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
 
 
 def _files_of(new: "NewConfig") -> list[Path]:
-    """The files that a config names, which may have been found beside those that were given."""
+    """The files that a config names: files that were given, and files that were found beside them."""
     paths = []
     for spec, _ in (*new.train, *new.validation, *new.test.values()):
         keys = spec.keys() & {"source", "target", "tsv", "jsonl", "parquet"}

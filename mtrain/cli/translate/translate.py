@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MAPS = 20  # maximum number of sentences of --attention
 # Seconds for which a Python thread may run while others wait; Python's default is 5 ms. On a GPU, the thread
-# that starts the kernels of a step must not wait long for those that read and write.
+# that starts the kernels of a step must not wait long for the threads that read and write.
 _SWITCH_INTERVAL = 0.0002
 
 

@@ -18,8 +18,8 @@ _CHUNK = 2**20  # keys that are read at a time
 class DuplicateCounter:
     """Counts how many keys repeat an earlier one.
 
-    The number is exact for up to `limit` distinct keys. For more, the number of distinct keys is estimated
-    from those whose hashes are below a bound, at least about `limit` / 2 of them.
+    The number is exact for up to `limit` distinct keys. With more, the number of distinct keys is estimated
+    from the keys whose hashes are below a bound, at least about `limit` / 2 of them.
     """
 
     def __init__(self, limit: int):

@@ -1,4 +1,4 @@
-"""Encodes blocks of the training corpora, from text to rows of token ids, and drops unsuitable pairs: those
+"""Encodes blocks of the training corpora, from text to rows of token ids, and drops unsuitable pairs: pairs
 that are rejected by the filters, empty, held out for validation, or too long."""
 
 from collections import Counter

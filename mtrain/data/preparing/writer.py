@@ -22,7 +22,7 @@ from mtrain.tokenizer.rows import Ids, Rows
 class ShardWriter:
     """Writes the shards of a data folder that are missing.
 
-    Shards made from the same inputs are kept, except for those that are `replaced`.
+    Shards made from the same inputs are kept, unless they are `replaced`.
     """
 
     scanner: CorpusScanner  # which has read the inputs

@@ -1,5 +1,7 @@
-"""The raw files of a config: their SHA-256, which data folders record so that files that have not changed are
-not read again to hash them, and whether they change while they are read."""
+"""The raw files of a config: their SHA-256, and whether they change while they are read.
+
+Data folders record the hashes, so that unchanged files are not hashed again.
+"""
 
 import hashlib
 import json

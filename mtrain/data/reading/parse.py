@@ -45,7 +45,7 @@ class ScoredPair(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive pairs of a corpus: those that are readable, and the errors of the others."""
+    """Consecutive pairs of a corpus: the readable ones, and the errors of the others."""
 
     sources: list[str]
     targets: list[str]

@@ -124,7 +124,7 @@ def count_processes() -> int:
 
 
 def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
-    """The new pairs, but the old ones in place of those that are longer than `max_length`."""
+    """The new pairs, except that the old pair replaces a new pair longer than `max_length`."""
     count = len(new[0].lengths)
     too_long = are_too_long(new[0].lengths, new[1].lengths, max_length)
     chosen = np.arange(count) + np.where(too_long, count, 0)

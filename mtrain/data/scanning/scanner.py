@@ -118,8 +118,8 @@ class CorpusScanner:
                 yield index, raw
 
     def _read_first(self, blocks: Iterator[IndexedBlock]) -> tuple[list[IndexedBlock], list[Block]]:
-        """The first blocks, up to enough usable pairs to determine the scripts, and the usable pairs of those
-        in the languages of the first one."""
+        """The first blocks, until they have enough usable pairs to determine the scripts, and the usable
+        pairs of blocks in the languages of the first block."""
         first, usable = [], list[Block]()
         direction = self.data.direction_of(self.data.train[0])
         for index, raw in islice(blocks, _PEEKED):

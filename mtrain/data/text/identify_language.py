@@ -19,7 +19,7 @@ _CHINESE = dict.fromkeys(("yue", "wuu"), "zh")  # short sentences in Chinese may
 
 
 class Identified(NamedTuple):
-    """The language that a text seems to be in, and those that it is not in."""
+    """The language that a text seems to be in, and the languages that it is not in."""
 
     code: str
     others: frozenset[str]

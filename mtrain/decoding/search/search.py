@@ -79,10 +79,12 @@ def _generate(
     noise: Tensor | None,
     scored: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Generate tokens until every one of the rows (R) of each sentence has reached EOS or its maximum length
-    (B): drawn with the random numbers `noise` (B, R, steps) if they are given, otherwise the most probable
-    ones, whose logits replace the log-probabilities if they need not be `scored`. Returns tokens (B, R, T)
-    and the sums of their log-probabilities (B, R), where the tokens of a prefix contribute 0."""
+    """Generate tokens until each of the R rows of each sentence has reached EOS or its maximum length (B).
+
+    Tokens are drawn with the random numbers `noise` (B, R, steps) if given; otherwise the most probable ones
+    are taken. Unless `scored`, their logits replace the log-probabilities. Returns tokens (B, R, T) and the
+    sums of their log-probabilities (B, R), where the tokens of a prefix contribute 0.
+    """
     model_config, rows = predictor.model_config, predictor.rows
     sentences, steps = len(max_lengths), int(max_lengths.max())
     all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)

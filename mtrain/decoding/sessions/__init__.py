@@ -1,4 +1,4 @@
-"""Search on a GPU in static buffers, whose steps are replayed as CUDA graphs. The results equal those of
+"""Search on a GPU in static buffers, whose steps are replayed as CUDA graphs. It returns the same results as
 `mtrain.decoding.search`.
 
     Question                                                            File

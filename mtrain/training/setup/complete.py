@@ -177,13 +177,13 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
 
 
 def _sizes(config: Config, preset: str) -> Mapping[str, int]:
-    """The sizes of a preset, except for those that the config gives."""
+    """The sizes of a preset, overridden by the sizes that the config gives."""
     given = {key: getattr(config.model, key) for key in SIZES if key in config.model.model_fields_set}
     return PRESETS[preset] | given
 
 
 def smallest_sizes(config: Config) -> Mapping[str, int]:
-    """The sizes of the smallest preset, except for those that the config gives."""
+    """The sizes of the smallest preset, overridden by the sizes that the config gives."""
     return _sizes(config, recipe.presets_for(0)[0])
 
 

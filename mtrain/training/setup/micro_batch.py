@@ -175,8 +175,8 @@ def agree_on_micro_batches(
     """The padded tokens of a micro-batch, which all ranks use: the smallest of their numbers. Restores the
     limit that memory has required, from the state or from the file.
 
-    With `auto`, a run that resumes on the same kind of GPU keeps the size of its micro-batches if this size
-    still fits, even if more memory is free, so that results stay the same.
+    With `auto`, a run that resumes on the same kind of GPU keeps the size of its micro-batches if it still
+    fits, so that results stay the same.
     """
     own = micro_batch_tokens(config, train, learner, ranks.local_size)
     if config.training.micro_batch_tokens == "auto" and learner.device.type == "cuda":

@@ -58,7 +58,7 @@ def open_prepared_run(description: JsonValue) -> PreparedRun:
     """Open a run that rank 0 has prepared and described, without writing to it. The weights of
     `initial_model` come from rank 0.
 
-    Raises StorageError or ModelError if the folders are not those that rank 0 sees.
+    Raises StorageError or ModelError if this rank sees other folders than rank 0.
     """
     config = validate(Config, description["config"], "the config of rank 0")
     run_dir = Path(config.run_dir)

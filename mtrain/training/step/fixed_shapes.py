@@ -3,7 +3,7 @@
 Surplus tokens cost as much as real ones. So there are as many tokens as the largest micro-batch of the plan
 has, which is a few percent less than `training.micro_batch_tokens`, padding included. Only attention depends
 on the longest sentence: there is a graph for each class of lengths. Where attention needs padding, its memory
-grows with the square of the longest length, so the class of long sentences is no longer than the plan needs.
+grows with the square of the longest length, so the last class ends just above the plan's longest sentence.
 """
 
 from bisect import bisect_left
@@ -14,16 +14,16 @@ from mtrain.data.epochs.packed_batch import Layout
 
 CLASSES = (32, 64, 128)  # tokens of the longest sentence of a class; one more class has longer ones
 TOKENS, PAIRS = 64, 8  # what sizes are multiples of
-# More tokens than are known to be needed, once the plan of the first window does not suffice, and more pairs:
-# those of other epochs are grouped differently. Surplus pairs cost little. The share is also
-# that of longer sentences.
+# Shares that are added to what a plan needs: of tokens once the plan of the first window does not suffice; of
+# pairs always, because other epochs group them differently, and surplus pairs cost little. The share of pairs
+# also applies to the longest length.
 SURPLUS_TOKENS, SURPLUS_PAIRS = 1 / 64, 1 / 8
 
 
 class FixedShapes(NamedTuple):
     """Shapes for micro-batches of up to these sizes."""
 
-    positions: int  # of a sentence; at first, those that the model distinguishes
+    positions: int  # of a sentence; at first, as many as the model distinguishes
     longest: int = CLASSES[-1]  # tokens of a sentence of the last class, unless `positions` are fewer
     source: int = 0  # tokens
     target: int = 0

@@ -78,8 +78,8 @@ class GraphLearner(Learner):
             self._enlarge(self.shapes.including(layouts))
 
     def layout_for(self, exact: Layout) -> Layout | None:
-        """The layout for a micro-batch whose exact layout is given; None if it must be split, or if it needs
-        other shapes than those of the graphs."""
+        """The layout for a micro-batch whose exact layout is given; None if it must be split, or if it does
+        not fit into the shapes of the graphs."""
         too_large = exact.source + exact.target > self.max_micro_batch_positions
         return None if too_large else self.shapes.layout_for(exact)
 
