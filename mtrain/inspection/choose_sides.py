@@ -53,7 +53,7 @@ class ChosenSides(NamedTuple):
         return (None, None) if is_same_language(source, target) else (source, target)
 
     def with_given(self, source: str | None, target: str | None) -> "ChosenSides":
-        """These sides in the languages that the user gives."""
+        """The sides, in the languages that the user gives."""
         return ChosenSides(
             self.source._replace(given=source), self.target._replace(given=target), self.certain
         )

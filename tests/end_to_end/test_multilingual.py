@@ -133,7 +133,7 @@ def test_the_report_has_bleu_by_length_of_each_target_language(both):
 
 
 def test_validation_knows_the_languages_of_each_direction(both, monkeypatch):
-    """They matter where lines are split and joined."""
+    """The languages matter where lines are split and joined."""
     directions = []
 
     class Recorded(Translator):
@@ -257,7 +257,7 @@ def test_an_ensemble_has_the_same_tags(both, tmp_path, raw):
 
 
 def test_a_fine_tuned_model_inherits_the_tags(mtrain, both, tmp_path, raw):
-    """It may be trained on fewer directions."""
+    """The new run may train on fewer directions."""
     data = {"train": raw["data"]["train"][1], "validation": raw["data"]["validation"][1], "test": {}}
     config = merged(raw, str(tmp_path / "run"), data={**data, "source_lang": "de", "target_lang": "en"})
     del config["data"]["language_tags"], config["tokenizer"], config["model"], config["decoding"]

@@ -106,7 +106,7 @@ def test_outputs_that_are_not_finite_are_an_error(classifier):
 
 
 def test_validations_with_outputs_that_are_not_finite_end_training(make, monkeypatch, caplog):
-    """They would never improve, and the run would end without a model."""
+    """Otherwise, no validation would be an improvement, and the run would end without a model."""
     monkeypatch.setattr(validate_classifier, "log_odds", lambda _, ids, *__: [math.nan] * len(ids))
     message = "3 validations in a row failed: the model's outputs are not finite"
     with pytest.raises(DivergedError, match=message):
@@ -184,7 +184,7 @@ def test_the_log_states_its_units_and_scores(make, caplog):
 
 
 def test_it_starts_from_the_encoder_of_a_translation_model(make, run_dir, classifier):
-    """And from another classifier, of which it takes all weights."""
+    """It also starts from another classifier, and then takes all weights."""
     encoder = load_any_model(run_dir).model.state_dict()
     first = {"max_steps": 1, "learning_rate": 1e-9, "schedule": "constant", "precision": "fp32"}
     sizes = {"d_model": 64, "encoder_layers": 2}

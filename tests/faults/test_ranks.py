@@ -459,7 +459,7 @@ def test_the_initial_model_is_scored_by_all_ranks_together(whole, tmp_path):
 
 @pytest.mark.slow
 def test_an_error_that_the_other_ranks_do_not_have_ends_its_rank(run, tmp_path, monkeypatch):
-    """They would wait for it in the next exchange, were it counted as a failed validation."""
+    """If it were counted as a failed validation, the other ranks would wait in the next exchange."""
     real = model_without_weights
 
     def fail(config):

@@ -223,7 +223,7 @@ def test_02_a_save_that_failed_is_repeated_if_the_patience_ends_the_run(
 def test_02_better_weights_whose_save_failed_become_the_best_if_the_time_ends(
     make_config, failing, monkeypatch
 ):
-    """They are saved and validated again."""
+    """The weights are saved and validated again."""
     scores, hours, clock = map(with_bleu, (30, 40, 40)), [], time.perf_counter
 
     def validate(*_):

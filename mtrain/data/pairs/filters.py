@@ -62,7 +62,7 @@ class Rules:
         """`languages` are the codes of source and target. Raises UsageError if a package is not installed, or
         does not know a language."""
         values = {name: getattr(filters, name) for name in RULES if name != "duplicates"}
-        # Those that are on, in the order in which they are applied.
+        # The rules that are on, in the order in which they are applied.
         self.bounds = {name: value for name, value in values.items() if value not in (None, False, "off")}
         self._spaced = [side for side, language in enumerate(languages) if has_spaces(language)]
         if "script" in self.bounds:

@@ -50,7 +50,7 @@ class Progress:
         is_first: bool = True,
         classifies: bool = False,
     ):
-        """Of several ranks, only the first writes and shows progress. The loss is per target token or,
+        """Among several ranks, only the first writes and shows progress. The loss is per target token or,
         for a model that `classifies`, per pair. The `state` is read and not written."""
         self.unit = "nats/pair" if classifies else "nats/token"
         self.speed_unit = "pairs/s" if classifies else "target tokens/s"

@@ -153,7 +153,7 @@ def test_the_command_in_the_card_translates(mtrain, model_copy, monkeypatch):
 
 
 def test_the_code_names_both_vocabularies_and_a_tag(mtrain, run_dir, tmp_path):
-    """Of an exported model without a joint vocabulary, or with language tags."""
+    """The card of an exported model without a joint vocabulary, or with language tags."""
     assert mtrain("export", run_dir, tmp_path / "out", "--format", "ctranslate2")[0] == 0
     joint, info = (tmp_path / "out/joint.model").rename(tmp_path / "joint"), read_info(tmp_path / "out")
     for name in ("source.model", "target.model"):

@@ -100,7 +100,7 @@ def test_a_run_without_its_model_folder_offers_its_best_checkpoint(run_dir, tmp_
 
 
 def test_any_checkpoint_of_a_run_can_be_loaded(run_dir, tmp_path):
-    """So that users can translate with, average and fine-tune others than the best one."""
+    """Users can translate with, average and fine-tune checkpoints other than the best one."""
     checkpoints = sorted((run_dir / "checkpoints").glob("step-*"))
     assert len(checkpoints) == 2
     for folder in checkpoints:

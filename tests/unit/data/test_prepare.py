@@ -232,7 +232,7 @@ def test_a_file_that_may_have_changed_since_the_start_is_not_recorded(tmp_path: 
 
 
 def test_a_file_that_has_changed_since_its_stamp_was_taken_is_not_recorded(tmp_path: Path, monkeypatch):
-    """Its times seem older than the start if the clock of a file server is slow."""
+    """The times of a file seem older than the start if the clock of a file server is slow."""
     files = [tmp_path / "old", tmp_path / "new", tmp_path / "unknown"]
     for file in files:
         file.write_text("old")

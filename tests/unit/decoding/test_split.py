@@ -145,7 +145,7 @@ def test_a_line_that_fits_is_split_only_in_sentences_mode(tagging: Tokenizer) ->
 
 @pytest.mark.parametrize(("mode", "longest"), [("sentences", 300), ("long", 12)])
 def test_a_prefix_of_a_line_with_several_parts_is_an_error(tagging: Tokenizer, mode, longest: int) -> None:
-    """It may be longer than the translation of the first part."""
+    """The prefix may be longer than the translation of the first part."""
     splitter = Splitter(tagging, longest, "en", mode)
     lines = ["A cat.", " ", "It rains. The sun shines."]
     parts = splitter.parts_of(lines, ["Eine", "Es", ""], 0)

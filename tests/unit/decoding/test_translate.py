@@ -192,7 +192,7 @@ def test_without_scores_the_translations_are_the_same(translator: Translator, se
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_lines_as_long_as_learned_positions_allow_are_translated(run_dir: Path, beam_size: int) -> None:
-    """Their number, 10, is not a multiple of what sources are padded to."""
+    """The number of positions, 10, is not a multiple of what sources are padded to."""
     loaded = load_model(run_dir, (f"decoding.beam_size={beam_size}",))
     torch.manual_seed(0)
     positions = {"positions": "learned", "max_positions": 10}

@@ -176,7 +176,7 @@ def translated(model: Path, **decoding: Any) -> list[tuple[str, Any]]:
     "tie", ["all", *(pytest.param(tie, marks=pytest.mark.slow) for tie in ("decoder", "none"))]
 )
 def test_the_converter_of_ctranslate2_accepts_an_export_to_marian(ctranslate2, tokenizers, tmp_path, tie):
-    """It takes <pad> for the last token, and starts the decoder with an embedding of zeros."""
+    """The converter takes <pad> for the last token, and starts the decoder with an embedding of zeros."""
     model = random_model(
         tmp_path / "model", tokenizers[True], SMALL_LIMIT, norm="post", tie_embeddings=tie, output_bias=True
     )

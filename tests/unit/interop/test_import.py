@@ -153,7 +153,7 @@ def test_each_part_of_a_long_text_keeps_the_tag(source):
 
 
 def test_special_tokens_in_a_text_are_never_encoded_as_such(tmp_path):
-    """Not even if SentencePiece returns them as one token because it does not know their characters."""
+    """SentencePiece may return such a text as one token, because it does not know the characters."""
     write_tokenizer(tmp_path)
     (tmp_path / "source.spm").rename(tmp_path / "joint.model")
     vocabulary = Vocabulary(tmp_path / "joint.model", tmp_path / "vocab.json")

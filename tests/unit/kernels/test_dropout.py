@@ -180,7 +180,7 @@ def test_compiled_code_has_the_same_mask_for_any_salt_and_stores_none() -> None:
 
 
 def test_masks_of_attention_weights_depend_only_on_query_head_and_key() -> None:
-    """Not on the padding of queries and keys."""
+    """The padding of queries and keys does not matter."""
     tokens, key = torch.tensor([[0, 1, 2], [3, 4, 0]]), hash_key(8, 2)
     mask = keep_weights(key, 0.5, tokens, 4, 100)
     assert mask.shape == (2, 4, 3, 100)

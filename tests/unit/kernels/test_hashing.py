@@ -35,7 +35,7 @@ def test_neighbors_are_independent(rate: float) -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_masks_of_different_keys_and_salts_are_independent(rate: float) -> None:
-    """Also if they differ in one bit only, and at other indices."""
+    """Also for keys that differ in one bit only, and at other indices."""
     first = mask(42, rate)
     for key, salt in ((43, 0), (42 - 2**31, 0), (-43, 0), (42, 1), (42, 2), (42, 31)):
         second = mask(key, rate, salt)

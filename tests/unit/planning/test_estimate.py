@@ -47,7 +47,7 @@ LOW_PRECISION_CASES = [(choice, "bf16", (80, 72)) for choice in CHOICES[::3]]
     ],
 )
 def test_activations_take_as_much_memory_as_predicted(choice, precision, lengths):
-    """Of short sentences and of long ones, for which a CPU uses another kernel for attention."""
+    """For short and for long sentences: a CPU computes attention by different kernels."""
     config = ModelConfig(**SIZES | WORDS | choice)
     source, target = lengths
     batch = costs.random_batch(16, source, target, vocabulary=90)
@@ -88,7 +88,7 @@ def test_a_small_step_costs_what_is_predicted(training, model, monkeypatch):
 
 
 def estimator(training=None, memory=10**12, share=1.0, length=20, devices=1) -> Estimator:
-    """Of a tiny model on a GPU with some memory, and 64 pairs of some length."""
+    """The estimator of a tiny model on a GPU with some memory, and 64 pairs of some length."""
     recipe = {"batch_tokens": 64 * 32, "micro_batch_tokens": 64 * 32, **(training or {})}
     config, architecture = costs.make_config("tiny", training=recipe)
     lengths = np.full(64, length)

@@ -35,7 +35,7 @@ def test_a_ring_sends_nearly_twice_the_gradients():
 
 
 def test_the_backward_pass_of_the_last_micro_batch_hides_communication():
-    """It takes two thirds of the 0.45 s of one of two micro-batches."""
+    """The backward pass takes two thirds of the 0.45 s of one of two micro-batches."""
     hidden = run(2, GB // 10)  # 0.1 s
     assert hidden.step_seconds == pytest.approx(1 + 0.1 * BUCKET / (GB // 10))  # but for the last bucket
     longer = run(2, GB)

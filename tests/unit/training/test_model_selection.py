@@ -248,7 +248,7 @@ def test_going_back_to_before_the_first_validation_leaves_no_record_of_the_later
 
 
 def test_going_back_keeps_the_model_that_was_the_best_one_then(make_config, scripted_scores, caplog):
-    """Its checkpoint may be missing, if the model folder has its weights."""
+    """The checkpoint of that model may be missing, if the model folder has the weights."""
     scripted_scores(*map(with_bleu, (30, 20, 20)), *map(with_bleu, (20, 20)))
     recipe = {**EACH_STEP, "patience": None}
     run = fit_on_cpu(make_config(training={**recipe, "max_steps": 3}))

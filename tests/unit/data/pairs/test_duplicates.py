@@ -44,7 +44,7 @@ def test_a_key_that_is_repeated_more_often_than_keys_fit_in_memory():
 
 
 def test_some_keys_that_are_repeated_very_often():
-    """They hardly change the error, whether or not they are in the sample."""
+    """Frequent keys hardly change the error, in the sample or not."""
     counter = DuplicateCounter(limit=1000)
     generator = np.random.default_rng(1)
     for _ in range(30):

@@ -168,7 +168,7 @@ def test_parquet_pattern_and_dotted_fields(tmp_path: Path):
 
 @pytest.mark.parametrize("size", [1, 4, 7, 100])
 def test_parquet_files_are_read_in_blocks(tmp_path: Path, size: int):
-    """Of several files, one of which is empty, and of several row groups; from any block on."""
+    """Several files, one of them empty, with several row groups, are read from any block on."""
     pairs = [Pair(f"a{i}", f"b{i}") for i in range(20)]
     schema = pa.schema([("other", pa.int64()), ("en", pa.string()), ("fr", pa.string())])
     for number, (first, end) in enumerate(((0, 11), (11, 11), (11, 20))):

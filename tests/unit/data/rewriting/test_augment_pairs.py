@@ -103,7 +103,7 @@ def test_a_pair_that_would_become_too_long_or_empty_is_not_changed(tokenizer: To
 
 
 def test_pairs_with_unknown_characters_are_not_changed(tmp_path: Path):
-    """Their text is not known."""
+    """The text of such pairs is not known."""
     without_bytes = tokenizers.train(tmp_path / "tokenizer", byte_fallback=False, vocab_size=200)
     pairs = [
         ("the cat sees 猫.", "le chat."),

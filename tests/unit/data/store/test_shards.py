@@ -259,7 +259,7 @@ def test_a_damaged_shard_is_kept_until_the_new_one_is_complete(tmp_path: Path, t
 
 
 def test_a_shard_is_not_replaced_by_one_with_other_contents(tmp_path: Path, tokenizer: Tokenizer, small):
-    """Such as ids from another version of SentencePiece."""
+    """Another version of SentencePiece may give other ids."""
 
     class Other(Tokenizer):
         def encode_source(self, texts: list[str]) -> list[list[int]]:
@@ -403,7 +403,7 @@ def test_shards_of_other_inputs_are_replaced(tmp_path: Path, tokenizer: Tokenize
 
 
 def test_obsolete_files_are_removed_and_those_of_others_kept(tmp_path: Path, tokenizer: Tokenizer):
-    """Also those that remained because a process was killed after it had written the summary."""
+    """Obsolete files also remain if a process is killed after it has written the summary."""
     before = rows(prepare(tmp_path, tokenizer))
     own = set(contents(tmp_path))
     others = {"shard-00000.safetensors.bak", "shard-00099.bak", "shard-99.safetensors", "shard-x", "notes"}
@@ -470,7 +470,7 @@ FILTERS = {"max_words": 7, "duplicates": "target"}
 def test_encoding_that_is_killed_resumes_to_identical_shards(
     tmp_path: Path, tokenizer: Tokenizer, small, kills: int, workers: int, filters
 ):
-    """And its worker processes end."""
+    """The worker processes end, too."""
     pairs = [Pair(f"{source} {i}", target) for i in range(12) for source, target in TOY]
     data = config(tmp_path, write(tmp_path / "train.tsv", pairs), {"holdout": 30}, filters=filters)
     for name in ("expected", "killed"):
@@ -639,7 +639,7 @@ def write_parts(folder: Path) -> dict[str, str]:
 def test_several_processes_write_the_same_shards(
     tmp_path: Path, tokenizer: Tokenizer, small, processes, monkeypatch, caplog
 ):
-    """Of every kind of corpus, with pairs that cannot be read."""
+    """Corpora of every kind, with unreadable pairs."""
     import datasets
     import pyarrow as pa
     import pyarrow.parquet as pq

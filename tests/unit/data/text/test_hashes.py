@@ -29,7 +29,7 @@ def test_only_equal_texts_have_the_same_hash(texts: list[str]):
 
 
 def test_the_hash_of_a_text_never_changes():
-    """It is the same in all processes."""
+    """A text has the same hash in all processes."""
     assert hash_texts(["", "é"]).tolist() == [0x2D06800538D394C2, 0xF7940A006CF10CB3]
 
 

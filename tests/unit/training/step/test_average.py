@@ -44,7 +44,7 @@ def test_average_checkpoints_is_the_mean_of_the_newest(make_config):
 
 
 def test_the_mean_is_freed_before_the_next_step(make_config, monkeypatch):
-    """It takes as much memory as the weights, which the dry run of a step does not count."""
+    """The mean takes as much memory as the weights, and the dry run of a step does not count it."""
     held = []
     real = Learner.step
 

@@ -51,7 +51,7 @@ def run(prepared, tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
-    """They resume exactly on as many ranks, and checkpoints of one kind of run resume as the other kind."""
+    """Runs resume exactly on as many ranks, and checkpoints of one kind of run resume as the other kind."""
     ddp = copy_prepared(whole, tmp_path / "ddp")
     assert exit_codes(run_ranks(2, fit_command(ddp, 7, *KEEP_TWO), tmp_path)) == [0, 0], read_logs(tmp_path)
     for file in ("model", "average", "optimizer"):
@@ -129,7 +129,7 @@ def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(
 def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_validation(
     run, tmp_path, monkeypatch, failures
 ):
-    """Of rank 1 only. The ranks agree on it, so that none is left waiting."""
+    """Memory does not suffice on rank 1 only. The ranks agree on it, so that none is left waiting."""
     real, empty_like, calls = WeightAverage.applied, torch.empty_like, []
 
     def fail(tensor):

@@ -115,7 +115,7 @@ def test_words_are_dropped_in_whole_sentences():
 
 @pytest.mark.parametrize("model", [{}, CLASSIFIERS[0]], ids=str)
 def test_steps_equal_those_on_padded_batches(model):
-    """Also if memory does not suffice at first, and after a dry run."""
+    """Equal also if memory does not suffice at first, and after a dry run."""
     source, target = sides("head" in model)
     found = []
     for batch in (collate(source, target, 0, 2, [0, 1, 2, 3]), pack(source, target, 2, [0, 1, 2, 3])):
