@@ -74,11 +74,11 @@ def make_trainer(
     run = None
     if ranks.is_first:
         run = prepare_run(config, folder, resume, allow_data_change, speed=assumed_speed_of(ranks))
-    keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
+    keep_freed_memory()  # only now, so that the memory for learning the tokenizer was returned to the system
     if run:
         completed = complete_config(run.config, run.tokenizer, run.data, ranks, run.choices)
         run = run._replace(config=completed)
-        write_config(run.config)  # only now: if the data is not usable, a resumed run keeps its config
+        write_config(run.config)  # only now: if the data cannot be used, a resumed run keeps its config
     description = ranks.broadcast(run and run.describe(), preparing=True)
     run = run or open_prepared_run(description)
     fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}

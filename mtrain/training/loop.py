@@ -72,9 +72,9 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             trainer.progress.add_step(metrics, step.locate)
             state.seconds += trainer.progress.elapsed(stepping=True)
             trainer.updates = trainer.learner.updates
-            # All decisions of this step use one answer; a signal that arrives later is handled after the
-            # next save. The metrics are read afterwards: that waits for the GPU, which would hang if a
-            # rank is lost, whereas this exchange notices it.
+            # All decisions of this step use the signal that is known here; a later one is handled after the
+            # next save. Metrics are read only after this exchange, which notices a lost rank: reading waits
+            # for the GPU, and would hang.
             stopped = _agree(trainer, stop)
             # Otherwise, a later batch may be compiled for, which takes minutes.
             if not trainer.learner.compiles:
@@ -122,7 +122,7 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
 
 
 def _load(trainer: Trainer, steps: Iterator[StepInput]) -> StepInput:
-    """The next step. If it cannot be loaded, what was learned since the last checkpoint is saved."""
+    """The next step. If it cannot be loaded, the steps since the last checkpoint are saved."""
     start = time.perf_counter()
     try:
         return next(steps)
@@ -134,7 +134,7 @@ def _load(trainer: Trainer, steps: Iterator[StepInput]) -> StepInput:
 
 
 def _record_step(trainer: Trainer) -> str | None:
-    """Log the step that was taken, and note whether a validation is due. Returns the limit that it has
+    """Log the step that was taken, and note whether a validation is due. Returns the limit that the run has
     reached, if any."""
     state, step = trainer.state, trainer.unrecorded
     assert step is not None
@@ -150,10 +150,10 @@ def _record_step(trainer: Trainer) -> str | None:
 def _agree(trainer: Trainer, stop: StopSignal) -> Signals | None:
     """The signal that any rank has received. Also agrees on the time of the run, as measured by rank 0.
 
-    This is the second exchange between the hosts in a step. The first one comes before the last backward
-    pass, which must not begin if memory has run out on a rank. It could carry the signal, but neither the
-    time that the step takes nor a signal during the longest part of the step, which would then be handled
-    a step later. Whether numbers are finite needs no exchange: all ranks have the same sums.
+    A step has two exchanges between hosts. The first one, before the last backward pass, makes sure that no
+    rank has run out of memory. It comes too early for this: the time of the step is not known yet, and a
+    signal during the backward pass would be handled a step later. Whether numbers are finite needs no
+    exchange, because all ranks have the same sums.
     """
     seconds = trainer.state.seconds if trainer.ranks.is_first else 0.0
     signal, trainer.state.seconds = trainer.ranks.all_reduce_max(stop.received or 0, seconds)
@@ -161,13 +161,13 @@ def _agree(trainer: Trainer, stop: StopSignal) -> Signals | None:
 
 
 def _finish_if_limit_reached(trainer: Trainer) -> str | None:
-    """The limit that a validation has reached, if any. No later step then repeats what has failed: the
-    save, the validation, or publishing the best weights. It is repeated now, and must succeed."""
+    """The limit that a validation has reached, if any. If the save, the validation or publishing the best
+    weights has failed, it is repeated and must succeed, because no later step will repeat it."""
     reason, state = trainer.limit_reached(), trainer.state
     if reason is None:
         return None
     if not trainer.saver.is_saved:
-        # Better weights could not become the best ones without a checkpoint, so they are validated again.
+        # Without a checkpoint, better weights could not become the best ones; they are validated again.
         state.validation_due |= state.validations_without_improvement == 0
         trainer.saver.save(last=True)
     if state.validation_due:
@@ -178,8 +178,8 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
 
 
 def _finish_last_validation(trainer: Trainer) -> None:
-    """Repeat the validation that an interruption cut short, and publish the best weights. If the run has
-    finished, and resumes from another checkpoint than its newest, nothing changes."""
+    """Repeat a validation that was interrupted, and publish the best weights. Nothing changes if a finished
+    run resumes from another checkpoint than its newest."""
     if trainer.checkpoint is None:
         return
     due, last = trainer.state.validation_due, trainer.limit_reached() is not None

@@ -150,9 +150,9 @@ class ModelSelection:
 
     @contextmanager
     def _tolerated(self, activity: str) -> Iterator[None]:
-        """Log and count an error that ends the block, if training can continue after it: if all ranks have
-        it. After MAX_FAILED_VALIDATIONS failures in a row, rank 0 raises it, and the other ranks fail because
-        rank 0 is gone."""
+        """Log and count an error that ends the block, if all ranks have the same error: training can then
+        continue. After MAX_FAILED_VALIDATIONS failures in a row, rank 0 raises the error, and the other ranks
+        fail because rank 0 is gone."""
         try:
             yield
         except Exception as error:
