@@ -86,7 +86,7 @@ class DataConfig(Section):
     window_pairs: PositiveInt = Field(
         4_000_000,
         description="approximate number of pairs that are shuffled together and held in memory, at 150 bytes "
-        "each; no less than 250,000, or 1/1,024 of a larger corpus",
+        "each; at least 250,000, and at least 1/1,024 of the corpus",
     )
 
     def score_of(self, corpus: CorpusSpec) -> int | str | None:

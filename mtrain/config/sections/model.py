@@ -21,9 +21,9 @@ class Architecture(Section):
 
     preset: Preset | None = Field(
         None,
-        description="sizes by name; `_deep`: one decoder layer; auto: mtrain chooses the sizes and all other "
-        "values of the recipe that are not given. If the key is absent: auto; with sizes or "
-        "training.init_from: null; for a pair classifier: tiny",
+        description="named sizes, with one decoder layer if they end in `_deep`; auto: mtrain chooses the "
+        "sizes and the recipe for your data. If the key is absent: auto; null with sizes or "
+        "training.init_from; tiny for a pair classifier",
     )
     head: Head = Field(
         "translation",
