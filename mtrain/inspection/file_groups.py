@@ -140,7 +140,7 @@ def divide_by_role(groups: Sequence[Group]) -> Roles:
     for group in groups:
         by_role["train" if len(groups) == 1 else _role_of(group)].append(group)
     if not by_role["train"]:
-        cure = "name validation and test files with --validation and --test"
+        cure = "give validation and test files with --validation and --test"
         raise UsageError(f"the names of all files say validation or test; {cure}")
     return Roles(**by_role)
 

@@ -122,7 +122,7 @@ def test_a_file_without_a_partner_is_an_error():
 def test_one_group_is_for_training_whatever_its_name():
     group = Group(("dev.tsv",), ())
     assert divide_by_role([group]).train == [group]
-    with pytest.raises(UsageError, match="--validation, --test"):
+    with pytest.raises(UsageError, match="--validation and --test"):
         divide_by_role([group, Group(("test.tsv",), ())])
 
 
