@@ -152,9 +152,9 @@ class ProgressBar:
 
 
 def format_speed(speed: float, unit: str) -> str:
-    """A speed in items per second, or in seconds per item if it is slow."""
+    """A speed in items per second, or in seconds per item if it is slow. `unit` is a plural."""
     if 0 < speed < 1:
-        return f"{1 / speed:,.1f} s each"
+        return f"{1 / speed:,.1f} s per {unit.removesuffix('s')}"
     return f"{speed:,.{0 if speed >= 10 else 1}f} {unit}/s"
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from mtrain import progress_bar
-from mtrain.progress_bar import Bar, ProgressBar, shows_bars, waiting_for, with_progress
+from mtrain.progress_bar import Bar, ProgressBar, format_speed, shows_bars, waiting_for, with_progress
 
 INTERVAL = 0.11  # seconds; tqdm draws at most every 0.1 s
 
@@ -45,6 +45,11 @@ def test_an_unknown_total_is_estimated_from_the_share_that_is_done(caplog):
         "read 1,000 of about 1,000",
     ]
     assert caplog.messages[1].endswith(", 0 s left")
+
+
+def test_slow_work_has_seconds_per_item():
+    assert format_speed(12_345, "pairs") == "12,345 pairs/s"
+    assert format_speed(0.5, "target tokens") == "2.0 s per target token"
 
 
 def use_terminal(monkeypatch) -> None:
