@@ -16,7 +16,7 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.pairs.rejections import REJECTIONS, Rejections, read_rejections
 from mtrain.data.preparing.check_report import record_findings
-from mtrain.data.preparing.encoder import Encoder
+from mtrain.data.preparing.encode_shards import Encoder
 from mtrain.data.preparing.inputs import has_same_pairs
 from mtrain.data.preparing.writer import ShardWriter
 from mtrain.data.reading.digests import SOURCES, content_hash, train_and_validation

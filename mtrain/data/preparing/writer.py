@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mtrain.data.pairs.rejections import Codes, Rejections
-from mtrain.data.preparing.encoder import EncodedBlock, Encoder, EncodingTask
+from mtrain.data.preparing.encode_shards import EncodedBlock, Encoder, EncodingTask
 from mtrain.data.reading.blocks import BLOCK, START, RawBlock, RawPosition, read_blocks
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import DataFolder
