@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mtrain.data import Pair
 from mtrain.data.reading.parse import Block
-from mtrain.data.store.shards import hash_numbers
+from mtrain.data.text.hashes import hash_numbers
 from mtrain.storage.temporary import TemporaryStream
 
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number

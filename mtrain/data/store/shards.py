@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from safetensors.numpy import save_file
 
+from mtrain.data.text.hashes import hash_numbers
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import replacing, write_atomically
@@ -69,16 +69,6 @@ def buckets_of(numbers: Ids, seed: int, corpus: int, count: int) -> Indices:
     """The bucket of each pair of a corpus, in [0, count): a hash of seed, corpus and number."""
     high = hash_numbers(numbers, f"{seed} {corpus}") >> np.uint64(32)
     return ((high * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
-
-
-def hash_numbers(numbers: Ids, key: str) -> npt.NDArray[np.uint64]:
-    """A hash of the key and each number (SplitMix64)."""
-    start = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8).digest(), np.uint64)
-    with np.errstate(over="ignore"):
-        x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
 
 
 def shard_file(folder: Path, index: int) -> Path:
