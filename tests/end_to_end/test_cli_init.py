@@ -16,7 +16,7 @@ import pytest
 
 from mtrain.config.load import load_config
 from mtrain.data.reading.files import toy_pairs
-from mtrain.data.reading.parse import good_pairs
+from mtrain.data.reading.records import good_pairs
 from tests.support.cli import one_line, start_forked
 from tests.support.corpora import write
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, FiniteFloat, StringConstraints, Validatio
 
 from mtrain.config.sections.corpora import TextCorpus
 from mtrain.data.reading.lines import raise_errors
-from mtrain.data.reading.parse import read_corpus
+from mtrain.data.reading.records import read_corpus
 from mtrain.decoding.scoring.score import Scored, score_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError

@@ -25,7 +25,7 @@ from mtrain.data.reading.blocks import open_blocks, read_blocks
 from mtrain.data.reading.digests import content_hash
 from mtrain.data.reading.files import files_of, further_references, place_of, toy_pairs
 from mtrain.data.reading.lines import count_valid_lines, decode_block, read_lines, read_text
-from mtrain.data.reading.parse import count_signs, good_pairs, parse_block, read_pairs, show_csv
+from mtrain.data.reading.records import count_signs, good_pairs, parse_block, read_pairs, show_csv
 from mtrain.errors import DataError
 from tests.support.corpora import corpus, read, text_pair, write
 
