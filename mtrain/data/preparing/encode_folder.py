@@ -18,8 +18,8 @@ from mtrain.data.pairs.rejections import REJECTIONS, Rejections, read_rejections
 from mtrain.data.preparing.check_report import record_findings
 from mtrain.data.preparing.encode_shards import Encoder, ShardWriter
 from mtrain.data.preparing.inputs import has_same_pairs
+from mtrain.data.reading.blocks import read_pairs
 from mtrain.data.reading.digests import SOURCES, content_hash, train_and_validation
-from mtrain.data.reading.records import read_pairs
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import (
     CHECK,

@@ -18,9 +18,16 @@ import numpy as np
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.pairs.rejections import REASONS, Codes, Rejections
-from mtrain.data.reading.blocks import BLOCK, START, RawBlock, RawPosition, read_blocks
+from mtrain.data.reading.blocks import (
+    BLOCK,
+    START,
+    RawBlock,
+    RawPosition,
+    parse_block,
+    read_blocks,
+    refuse_unless_skipped,
+)
 from mtrain.data.reading.digests import RawFiles
-from mtrain.data.reading.records import parse_block, refuse_unless_skipped
 from mtrain.data.store.folder import DataFolder
 from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.reading.records import Block, count_signs
+from mtrain.data.reading.blocks import Block
+from mtrain.data.reading.records import count_signs
 from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
 from mtrain.data.scanning.sides import Shift, find_shifts
 from mtrain.data.text.hashes import common

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data import Pair
-from mtrain.data.reading.records import Block
+from mtrain.data.reading.blocks import Block
 from mtrain.data.text.hashes import hash_numbers
 from mtrain.storage.temporary import TemporaryStream
 

@@ -22,10 +22,9 @@ from mtrain.config.sections.filters import RULES
 from mtrain.data import COMPRESSION, Pair
 from mtrain.data.pairs.filters import BlockFilter, FilteredBlock, RejectionRecorder
 from mtrain.data.pairs.rejections import EMPTY, Rejections
-from mtrain.data.reading.blocks import BLOCK, RawBlock, read_blocks
+from mtrain.data.reading.blocks import BLOCK, Block, RawBlock, parse_block, read_blocks, refuse_unless_skipped
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
-from mtrain.data.reading.records import Block, parse_block, refuse_unless_skipped
 from mtrain.data.scanning.block_check import BlockCheck, BlockFindings
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
 from mtrain.data.scanning.samples import (
