@@ -104,10 +104,10 @@ class Encoder:
             held_out |= np.fromiter(map(is_held_out, block.targets), np.bool_, count)
         held_out &= ~empty
         too_long = are_too_long(lengths[0], lengths[1], self._data.max_length) & ~empty & ~held_out
-        kept = np.flatnonzero(~(empty | held_out | too_long))
+        kept = ~(empty | held_out | too_long)
         dropped = Counter(bad=len(block.errors), empty=int(empty.sum()))
         dropped.update({"held out": int(held_out.sum()), "too long": int(too_long.sum()), **rejected})
-        rows = sides[0].take(kept), sides[1].take(kept)
+        rows = sides[0].select(kept), sides[1].select(kept)
         numbers = np.asarray(block.numbers, np.int64)[kept]
         reasons = {reason: number for reason, number in dropped.items() if number}
         return EncodedBlock(rows, numbers, reasons, total)

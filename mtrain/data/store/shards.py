@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
-import pyarrow as pa
 from safetensors.numpy import save_file
 
 from mtrain.data.text.hashes import hash_numbers
@@ -224,6 +223,8 @@ class Shard:
 
 def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
     """The header of a safetensors file, its tensors, and the metadata of a shard."""
+    import pyarrow as pa  # here, because worker processes that encode do not need it
+
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > _MAX_HEADER:
