@@ -14,8 +14,8 @@ from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder, encode_shards
 from mtrain.data.reading.files import toy_pairs
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.folder import DataFolder
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 

@@ -18,7 +18,7 @@ from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, batch
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
 from mtrain.data.rewriting.rewrite import Throttle, never
-from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.duration import format_duration
 from mtrain.tokenizer.rows import Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer

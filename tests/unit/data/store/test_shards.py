@@ -30,9 +30,8 @@ from mtrain.data.preparing import encode_folder, encode_shards
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.folder import DataFolder, read_summary
-from mtrain.data.store.shards import LAYOUT, Shard, buckets_of, shard_file
+from mtrain.data.store.shards import LAYOUT, EncodedCorpus, Shard, buckets_of, shard_file
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
