@@ -14,6 +14,6 @@ class Pair(NamedTuple):
 
 def are_too_long(source: Any, target: Any, max_length: int) -> Any:
     """Whether pairs with so many ids, EOS and language tags included, are longer than `data.max_length` on
-    either side: a bool for two ints, an array for two arrays. `mtrain.data.preparing.encoder` drops such
-    pairs, and `mtrain.data.rewriting` makes none."""
+    either side: a bool for two ints, an array for two arrays. `mtrain.data.preparing.encode_shards` drops
+    such pairs, and `mtrain.data.rewriting` makes none."""
     return (source > max_length) | (target > max_length)

@@ -10,10 +10,10 @@ from mtrain.config.sections.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.pairs.rejections import REASONS, Codes
 from mtrain.data.preparing.encode_folder import format_counts
-from mtrain.data.reading.blocks import RawBlock, read_blocks
+from mtrain.data.reading.blocks import RawBlock, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.lines import decode_block
-from mtrain.data.reading.parse import parse_block, split_quoted
+from mtrain.data.reading.records import split_quoted
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import ProgressBar

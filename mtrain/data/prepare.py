@@ -23,6 +23,7 @@ from mtrain.data.rewriting.classifier_pairs import ExampleMaker
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.scanner import CorpusScanner
+from mtrain.data.store.damaged import forget_reported_shards, read_reported_shards
 from mtrain.data.store.folder import (
     Contents,
     DataFolder,
@@ -31,7 +32,6 @@ from mtrain.data.store.folder import (
     directions_of_validation,
     remove_obsolete,
 )
-from mtrain.data.store.shards import forget_reported_shards, read_reported_shards
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 

@@ -17,9 +17,9 @@ from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
 from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
+from mtrain.data.reading.blocks import good_pairs, read_corpus
 from mtrain.data.reading.files import further_references
 from mtrain.data.reading.lines import raise_errors, read_text
-from mtrain.data.reading.parse import good_pairs, read_corpus
 from mtrain.data.rewriting.augment import Side, change_pair
 from mtrain.data.store.folder import directions_of_validation, find_data_folder, read_summary, read_validation
 from mtrain.decoding.problems import ProblemCounter, count_problems

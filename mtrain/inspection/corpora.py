@@ -7,10 +7,9 @@ from pydantic import TypeAdapter
 
 from mtrain.config.sections.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
-from mtrain.data.reading.blocks import read_blocks
+from mtrain.data.reading.blocks import parse_block, read_blocks
 from mtrain.data.reading.files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
-from mtrain.data.reading.parse import parse_block
 from mtrain.errors import DataError
 from mtrain.inspection.choose_sides import ChosenSides, FoundText
 from mtrain.inspection.file_groups import Group, Roles

@@ -9,9 +9,8 @@ from typing import Literal
 
 from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data import COMPRESSION
-from mtrain.data.reading.blocks import open_blocks
 from mtrain.data.reading.files import expand
-from mtrain.data.reading.lines import read_lines
+from mtrain.data.reading.lines import open_blocks, read_lines
 from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import FoundText, with_languages
 from mtrain.inspection.file_groups import Group, group_text_files, split_side

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from mtrain.config.language_names import languages_in, words_of
 from mtrain.data.reading.lines import read_lines
 from mtrain.data.reading.parquet import read_parquet
-from mtrain.data.reading.parse import count_signs, show_csv, split_quoted
+from mtrain.data.reading.records import count_signs, show_csv, split_quoted
 from mtrain.errors import DataError
 
 TableKind = Literal["tsv", "jsonl", "parquet"]

@@ -9,8 +9,8 @@ import torch
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import BatchPlan
-from mtrain.data.epochs.loader import StepInput
-from mtrain.data.epochs.packed_batch import AnyBatch, make_batch
+from mtrain.data.epochs.loader import StepInput, make_batch
+from mtrain.data.epochs.packed_batch import AnyBatch
 from mtrain.data.epochs.schedule import Position
 from mtrain.tokenizer.rows import Rows
 from mtrain.training.setup.lengths import Lengths

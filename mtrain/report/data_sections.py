@@ -5,7 +5,7 @@ from dataclasses import replace
 from html import escape
 
 from mtrain.config.languages import split_tag
-from mtrain.data.scanning.block_scan import LENGTH_LABELS, RATIO_LABELS
+from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences

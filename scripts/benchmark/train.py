@@ -20,8 +20,8 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.prepare import prepare_data
 from mtrain.data.preparing.inputs import check_corpora
-from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.folder import DataFolder
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.device import resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError

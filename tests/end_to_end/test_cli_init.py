@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtrain.config.load import load_config
+from mtrain.data.reading.blocks import good_pairs
 from mtrain.data.reading.files import toy_pairs
-from mtrain.data.reading.parse import good_pairs
 from tests.support.cli import one_line, start_forked
 from tests.support.corpora import write
 

@@ -10,8 +10,7 @@ import pytest
 
 from mtrain.config.load import load_config
 from mtrain.config.sections.corpora import ToyCorpus
-from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.data.store.shards import Shard
+from mtrain.data.store.shards import EncodedCorpus, Shard
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.documentation import CONNECTED_GUIDES, FEW_STEPS, blocks, prepare, run
 from tests.support.paths import ROOT

@@ -14,8 +14,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
+from mtrain.data.reading.blocks import read_corpus, read_pairs
 from mtrain.data.reading.lines import read_text
-from mtrain.data.reading.parse import read_corpus, read_pairs
 from mtrain.errors import DataError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer

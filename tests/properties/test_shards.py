@@ -1,7 +1,6 @@
 """Shards and buckets of any size contain each pair once, in the same order."""
 
-from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.data.store.shards import Shard
+from mtrain.data.store.shards import EncodedCorpus, Shard
 from tests.support.encoding import (
     CORPORA,
     TOY,

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from mtrain.config.sections.corpora import Corpus
 from mtrain.data import Pair
-from mtrain.data.reading.parse import Block, read_pairs
+from mtrain.data.reading.blocks import Block, read_pairs
 
 
 def corpus(**spec) -> Corpus:

@@ -11,12 +11,11 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data import prepare as preparation
 from mtrain.data.prepare import PreparedData
-from mtrain.data.preparing import encode_folder as folder_encoder
-from mtrain.data.preparing import writer as shard_writer
+from mtrain.data.preparing import encode_folder, encode_shards
 from mtrain.data.reading.files import toy_pairs
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.folder import DataFolder
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 
@@ -54,9 +53,9 @@ CORPORA = {
 
 def use_sizes(monkeypatch: pytest.MonkeyPatch, block: int, shard: int, bucket: int) -> None:
     """Set the number of pairs in a block, in a shard, and in a bucket of the whole corpus."""
-    monkeypatch.setattr(shard_writer, "BLOCK", block)
-    monkeypatch.setattr(shard_writer, "SHARD", shard)
-    monkeypatch.setattr(folder_encoder, "BUCKET", bucket)
+    monkeypatch.setattr(encode_shards, "BLOCK", block)
+    monkeypatch.setattr(encode_shards, "SHARD", shard)
+    monkeypatch.setattr(encode_folder, "BUCKET", bucket)
 
 
 def prepare_data(

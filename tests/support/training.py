@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data.epochs.packed_batch import make_batch
+from mtrain.data.epochs.loader import make_batch
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
 from mtrain.training.model_selection import ModelSelection

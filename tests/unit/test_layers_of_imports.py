@@ -170,6 +170,14 @@ def test_help_imports_nothing_heavy():
     assert shown.startswith("Usage: ") and shown.endswith("\n[]\n")
 
 
+def test_workers_that_read_text_need_little_memory():
+    """Neither PyTorch nor pyarrow, which takes tens of megabytes in each of them."""
+    code = "import sys, mtrain.data.scanning.scanner, mtrain.data.preparing.encode_shards; "
+    code += "print(sorted({'torch', 'pyarrow', 'datasets'} & sys.modules.keys()))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert shown == "[]\n"
+
+
 def test_public_functions_and_classes_are_documented():
     missing = []
     for path in PACKAGE.rglob("*.py"):

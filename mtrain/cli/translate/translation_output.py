@@ -163,7 +163,7 @@ def count_lines(file: Path | None) -> int | None:
 
 def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, continue_: bool) -> None:
     """Write the translations of `lines` to a file which --continue can resume after an interruption."""
-    from mtrain.data.reading.blocks import open_blocks
+    from mtrain.data.reading.lines import open_blocks
     from mtrain.storage.resumable import ResumableOutput
 
     resume = continue_ or read_launch().restarts > 0  # torchrun has started the same command again

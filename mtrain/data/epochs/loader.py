@@ -13,13 +13,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, batch_type, make_batch
+from mtrain.data.epochs.batching import collate
+from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, batch_type, pack
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
 from mtrain.data.rewriting.rewrite import Throttle, never
-from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.duration import format_duration
-from mtrain.tokenizer.rows import Indices
+from mtrain.tokenizer.rows import Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,22 @@ class Loader:
         for ids, size in zip((inputs.source, inputs.target_in), sizes, strict=True):
             if ids.min() < 0 or ids.max() >= size:
                 self.planner.corpus.require_undamaged()
+
+
+def make_batch(
+    device: torch.device,
+    source: Rows,
+    target: Rows,
+    pad_id: int,
+    bos_id: int,
+    rows: list[int],
+    layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
+) -> AnyBatch:
+    """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
+    batch has the layout that `layout_for` returns for the exact one, if any."""
+    if batch_type(device) is PackedBatch:
+        return pack(source, target, bos_id, rows, layout_for(Layout.of(source.lengths, target.lengths)))
+    return collate(source, target, pad_id, bos_id, rows)
 
 
 def layouts_of(window: Window) -> Iterator[Layout]:

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.stages import Stage
 from mtrain.data.epochs.schedule import StageStarts, WindowLayout
-from mtrain.data.store.shards import Shard, StoredRows, hash_numbers
+from mtrain.data.store.shards import Shard, StoredRows
+from mtrain.data.text.hashes import hash_numbers
 from mtrain.errors import DataError
 from mtrain.tokenizer.rows import Ids, Indices
 

@@ -1,4 +1,4 @@
-"""Batches without padding, for CUDA devices, and the choice between the two kinds of batches.
+"""Batches without padding, for CUDA devices, and the kind of batch that suits a device.
 
 A packed batch is one buffer of int32 numbers, so that moving it to the device is one copy. `Layout` says
 where its parts are. Shapes fit the pairs exactly, or are fixed, with more tokens and sequences than the
@@ -6,7 +6,7 @@ pairs have: the surplus tokens then form sequences whose labels are ignored, and
 gradient.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrain.data.epochs.batching import Batch, ModelInputs, collate
+from mtrain.data.epochs.batching import Batch, ModelInputs
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Packed
 from mtrain.tokenizer.rows import Ids, Rows
@@ -169,22 +169,6 @@ def split_batches(batches: Iterable[AnyBatch], max_positions: float) -> list[Any
             halves = batch.part(0, middle), batch.part(middle, len(batch.rows))
             found += split_batches(halves, max_positions)
     return found
-
-
-def make_batch(
-    device: torch.device,
-    source: Rows,
-    target: Rows,
-    pad_id: int,
-    bos_id: int,
-    rows: list[int],
-    layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
-) -> AnyBatch:
-    """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
-    batch has the layout that `layout_for` returns for the exact one, if any."""
-    if batch_type(device) is PackedBatch:
-        return pack(source, target, bos_id, rows, layout_for(Layout.of(source.lengths, target.lengths)))
-    return collate(source, target, pad_id, bos_id, rows)
 
 
 def pack(

@@ -27,8 +27,8 @@ from mtrain.data.epochs.schedule import (
     WindowLayout,
 )
 from mtrain.data.rewriting.rewrite import Key, Rewrite, Throttle, replace_rows
-from mtrain.data.store.encoded import EncodedCorpus
-from mtrain.data.store.shards import Shard, report_damaged_shard
+from mtrain.data.store.damaged import report_damaged_shard
+from mtrain.data.store.shards import EncodedCorpus, Shard
 from mtrain.errors import DataError, ModelError
 
 

@@ -2,5 +2,5 @@
 duplicates with `duplicates`. `rejections` stores the result in the data folder.
 
 Pairs that are empty, held out or too long (`data.max_length`) are dropped later, by
-`mtrain.data.preparing.encoder`.
+`mtrain.data.preparing.encode_shards`.
 """

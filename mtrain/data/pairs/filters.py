@@ -19,7 +19,7 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES, Filters
 from mtrain.data.pairs.duplicates import find_repeated
 from mtrain.data.pairs.rejections import BAD, DUPLICATE, EMPTY, REASONS, Codes, Rejections
-from mtrain.data.reading.parse import Block
+from mtrain.data.reading.blocks import Block
 from mtrain.data.text.hashes import Hashes, hash_pairs, hash_texts
 from mtrain.data.text.identify_language import LanguageFilter
 from mtrain.data.text.sizes import TextSizes, measure

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.digests import RawFiles
-from mtrain.data.scanning.block_scan import LENGTH_LABELS, RATIO_LABELS
+from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings, count_tag_ids, segment
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CHECK, DataFolder, read_summary

@@ -16,11 +16,10 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.pairs.rejections import REJECTIONS, Rejections, read_rejections
 from mtrain.data.preparing.check_report import record_findings
-from mtrain.data.preparing.encoder import Encoder
+from mtrain.data.preparing.encode_shards import Encoder, ShardWriter
 from mtrain.data.preparing.inputs import has_same_pairs
-from mtrain.data.preparing.writer import ShardWriter
+from mtrain.data.reading.blocks import read_pairs
 from mtrain.data.reading.digests import SOURCES, content_hash, train_and_validation
-from mtrain.data.reading.parse import read_pairs
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import (
     CHECK,
@@ -212,7 +211,8 @@ class FolderEncoder(NamedTuple):
             if self.data.has_several_directions:
                 held_out |= {pair.target for pair in validation}
         encoder = Encoder(self.data, self.tokenizer, held_out)
-        writer = ShardWriter(self.scanner, encoder, self.folder, replaced, self._open_rejections())
+        rejections, scanner = self._open_rejections(), self.scanner
+        writer = ShardWriter(scanner.files, scanner.seed, encoder, self.folder, replaced, rejections)
         is_large = self.folder.summary["pairs"] >= SHARD  # starting a process takes a second
         return writer.write(self.workers or (count_cores() if is_large else 1))
 

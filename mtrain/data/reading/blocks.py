@@ -1,26 +1,36 @@
-"""Cuts corpora of every kind into blocks of pairs that are not decoded yet, which is fast.
+"""Reads corpora of every kind in blocks of pairs: raw blocks, which are cut fast, and decoded ones.
 
-Two files with different line counts are an error, because their lines would be misaligned.
+Two files with different line counts are an error, because their lines would be misaligned. A pair that cannot
+be read is a DataError with `file:line` and the reason.
 """
 
-import io
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import compress, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from mtrain.config.sections.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus, name_of
-from mtrain.data import COMPRESSION
-from mtrain.data.reading.files import files_by_pair, files_of, toy_pairs
-from mtrain.data.reading.lines import BUFFER, Digests, cannot_read, cut_long_lines, open_bytes
+from mtrain.config.sections.corpora import (
+    Corpus,
+    HubCorpus,
+    ParquetCorpus,
+    SacrebleuCorpus,
+    TextCorpus,
+    ToyCorpus,
+    TsvCorpus,
+    name_of,
+)
+from mtrain.data import Pair
+from mtrain.data.reading.files import files_by_pair, files_of, load_dataset, toy_pairs
+from mtrain.data.reading.lines import Digests, LineBlocks, decode_block, is_seekable, open_blocks, read_range
+from mtrain.data.reading.records import Column, ScoredPair, split_quoted, try_pair
 from mtrain.errors import DataError
 
 BLOCK = 10_000  # pairs that are read at a time
-_BLANK = b" \r\n"  # the characters of blank lines
-Column = int | str  # a column of TSV, from 0, or a field of JSONL and tables
+_SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe
 
 
 class RawPosition(NamedTuple):
@@ -137,134 +147,142 @@ def _read_lines(
         offsets, skipped = (0,) * sides, first - 1 - has_header
 
 
-def load_dataset(corpus: HubCorpus) -> Any:
-    """A memory-mapped `datasets.Dataset`."""
-    import datasets
-
-    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # errors are reported below, in one line
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    try:
-        return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
-    except Exception as error:  # the library and its dependencies raise dozens of exception types
-        reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise DataError(f"{name_of(corpus)}: cannot load the dataset: {reason}") from error
-
-
-class LineBlocks:
-    """Cuts a file into blocks of lines, without decoding them."""
-
-    def __init__(
-        self, path: Path, stream: io.BufferedReader, lines: int = 0, offset: int = 0, records: bool = False
-    ):
-        """`stream` has the contents of the file after the given number of lines and bytes. With `records`,
-        blank lines at the end of the file do not count, as in TSV and JSONL."""
-        self._path, self._stream = path, stream
-        self._records = records
-        self._rest = b""  # what was read, but not returned yet
-        self._is_in_line = False  # whether what was read ends inside a line
-        self.lines, self.offset = lines, offset  # read so far, in lines and bytes
-
-    def take(self, count: int) -> bytes:
-        """The next `count` lines with their ends, or all that are left. Lines longer than MAX_LINE are cut to
-        MAX_LINE + 1 bytes. Raises DataError if the file cannot be read, as the other methods do."""
-        return b"".join(cut_long_lines(self._advance(count)))
-
-    def skip(self, count: int) -> int:
-        """Skip what `take` returns, and return its size in bytes in the file."""
-        return sum(map(len, self._advance(count)))
-
-    def _advance(self, count: int) -> Iterator[bytes]:
-        """The next `count` lines, in parts of any size."""
-        missing, last = count, b"\n"
-        while missing and (part := self._rest or self._read()):
-            self._rest = b""
-            ends = np.frombuffer(part, np.uint8) == ord("\n")
-            found = int(np.count_nonzero(ends))  # several times as fast as `bytes.count`
-            if found >= missing:
-                end = int(np.flatnonzero(ends)[missing - 1]) + 1
-                part, self._rest = part[:end], part[end:]
-                found = missing
-            missing -= found
-            self.offset += len(part)
-            last = part
-            yield part
-        self.lines += count - missing + (not last.endswith(b"\n"))
-
-    def _read(self) -> bytes:
-        """Some of the bytes that follow: none only at the end. With `records`, reads more while they end with
-        whitespace, up to 2 * BUFFER, so that blank lines at the end of the file can be dropped."""
-        part = self._read_file()
-        while self._records and part and part[-1] in _BLANK and len(part) < 2 * BUFFER:
-            if not (following := self._read_file()):
-                part = self._without_blank_end(part)
-                break
-            part += following
-        self._is_in_line = bool(part) and not part.endswith(b"\n")
-        return part
-
-    def _without_blank_end(self, part: bytes) -> bytes:
-        """The last bytes of a file without the blank lines after the end of the last other line."""
-        text = part.rstrip(_BLANK)
-        if not text and not self._is_in_line:
-            return b""
-        return part[: part.find(b"\n", len(text)) + 1 or None]
-
-    def _read_file(self) -> bytes:
-        try:
-            return self._stream.read1(BUFFER)
-        except (OSError, ValueError) as error:
-            # If two files are read together, `open_blocks` would name the one that was opened last.
-            raise cannot_read(self._path, error) from None
-
-    def peek(self) -> bytes:
-        """Some of the bytes that follow: none only at the end."""
-        self._rest = self._rest or self._read()
-        return self._rest
-
-    def count_all(self) -> int:
-        """The number of lines of the whole file, which is read to its end."""
-        while self.skip(2**16):
-            pass
-        return self.lines
-
-
-@contextmanager
-def open_blocks(
-    path: Path, digests: Digests | None = None, lines: int = 0, offset: int = 0, records: bool = False
-) -> Iterator[LineBlocks]:
-    """The lines of a plain, `.gz` or `.zst` file after the first `lines`, which have `offset` decompressed
-    bytes, in blocks. `digests` receives the SHA-256 of the file when all of it has been read. `records` is as
-    in `LineBlocks`.
-
-    Raises DataError if the file cannot be read.
-    """
-    with open_bytes(path, None if offset else digests, offset) as stream:
-        yield LineBlocks(path, stream, lines, offset, records)
-
-
-def is_seekable(path: Path) -> bool:
-    """Whether any part of a file can be read without what is before it."""
-    return path.suffix not in COMPRESSION and path.is_file()
-
-
-def read_range(path: Path, start: int, size: int) -> bytes:
-    """Some bytes of a plain file; lines that are too long are cut. Raises DataError if the file cannot be
-    read, or has become shorter."""
-    with open_bytes(path, offset=start) as stream:
-        return b"".join(cut_long_lines(_read_parts(path, stream, size)))
-
-
-def _read_parts(path: Path, stream: io.BufferedReader, size: int) -> Iterator[bytes]:
-    while size and (part := stream.read1(min(size, BUFFER))):
-        size -= len(part)
-        yield part
-    if size:
-        raise DataError(f"{path}: changed while it was read; run again")
-
-
 def _require_equal_counts(paths: Sequence[Path], streams: Sequence[LineBlocks]) -> None:
     """Raise DataError if the files of two sides differ in length."""
     if len({stream.lines for stream in streams}) > 1:
         counts = [stream.count_all() for stream in streams]
         reason = f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]} lines"
         raise DataError(f"{reason}; the pairs would be misaligned")
+
+
+class Block(NamedTuple):
+    """Consecutive pairs of a corpus: the readable ones, and the errors of the others."""
+
+    sources: list[str]
+    targets: list[str]
+    numbers: Sequence[int]  # of the readable pairs in the corpus, from 1
+    errors: dict[int, DataError]  # by number, ascending
+    name: str  # of the file; of the source file if there are two
+    skipped: int = 0  # pairs of the corpus before this file, minus 1 if it has a header
+    scores: Sequence[float] = ()  # of the readable pairs, if they were asked for
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64]:
+        """The indices of the readable pairs among all pairs of the block, if none was left out."""
+        first = min((*self.numbers[:1], *islice(self.errors, 1)))
+        return np.asarray(self.numbers, np.int64) - first
+
+    def select(self, kept: Sequence[bool] | npt.NDArray[np.bool_]) -> "Block":
+        """The block with some of its readable pairs; `kept` says which."""
+        return self._replace(
+            sources=list(compress(self.sources, kept)),
+            targets=list(compress(self.targets, kept)),
+            numbers=list(compress(self.numbers, kept)),
+            scores=list(compress(self.scores, kept)),
+        )
+
+    def have_text(self) -> list[bool]:
+        """Whether neither side of each readable pair is blank."""
+        both = zip(self.sources, self.targets, strict=True)
+        return [bool(source.strip() and target.strip()) for source, target in both]
+
+    def usable(self) -> "Block":
+        """The readable pairs of which neither side is blank."""
+        return self.select(self.have_text())._replace(errors={})
+
+    def place_of(self, number: int) -> str:
+        """The location of a pair, as `file:line`."""
+        return f"{self.name}:{number - self.skipped}"
+
+
+def parse_block(raw: RawBlock, corpus: Corpus, score: Column | None = None) -> Block:
+    """Decode the pairs of a block and, if the column or field `score` is given, the number that it has for
+    each pair. A pair without this number is unreadable."""
+    sides, name = _decode_sides(raw), raw.names[0]
+    if block := _parse_readable(raw, sides, corpus, score):  # fast path
+        return block
+    items: list[Pair | ScoredPair | DataError]
+    if isinstance(corpus, TextCorpus | SacrebleuCorpus):
+        items = [
+            next((side for side in pair if isinstance(side, DataError)), Pair(*cast(Pair, pair)))
+            for pair in zip(*sides, strict=True)
+        ]
+    elif isinstance(corpus, ToyCorpus):
+        items = [*raw.records]
+    else:
+        records = enumerate(sides[0] if sides else raw.records, raw.first - raw.skipped)
+        items = [try_pair(item, corpus, name, number, score) for number, item in records]
+    errors = {n: item for n, item in enumerate(items, raw.first) if isinstance(item, DataError)}
+    numbers: Sequence[int] = range(raw.first, raw.first + len(items))
+    if errors:
+        numbers = [n for n in numbers if n not in errors]
+    pairs = [item for item in items if not isinstance(item, DataError)]
+    sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    scores = [pair.score for pair in pairs if isinstance(pair, ScoredPair)]
+    return Block(sources, targets, numbers, errors, name, raw.skipped, scores)
+
+
+def _decode_sides(raw: RawBlock) -> list[list[str | DataError]]:
+    """The lines of the file or of the two files of a block; none if it has records instead."""
+    lines = raw.lines
+    if raw.ranges:
+        parts = zip(raw.names, raw.ranges, strict=True)
+        lines = tuple(read_range(Path(name), *part) for name, part in parts)
+    both = zip(raw.names, lines, strict=True) if lines else ()
+    sides = [decode_block(side, name, raw.first - raw.skipped) for name, side in both]
+    if len(set(map(len, sides))) > 1:  # they had equal counts when the ranges were chosen
+        raise DataError(f"{raw.names[0]}: changed while it was read; run again")
+    return sides
+
+
+def _parse_readable(
+    raw: RawBlock, sides: list[list[str | DataError]], corpus: Corpus, score: Column | None
+) -> Block | None:
+    """Parse lines of text or TSV of which each has a pair. None if one has none, or if there are records."""
+    has_lines = isinstance(corpus, TextCorpus | SacrebleuCorpus | TsvCorpus)
+    if not has_lines or any(set(map(type, side)) - {str} for side in sides):
+        return None
+    lines, scores = cast(list[list[str]], sides), list[float]()
+    if isinstance(corpus, TsvCorpus):
+        source, target = corpus.source_column, corpus.target_column
+        try:
+            rows = (
+                [*map(split_quoted, lines[0])] if corpus.quotes else [line.split("\t") for line in lines[0]]
+            )
+            if min(map(len, rows), default=0) <= max(source, target, score if isinstance(score, int) else 0):
+                return None
+            scores = [float(row[score]) for row in rows] if isinstance(score, int) else []
+        except (ValueError, DataError):
+            return None
+        lines = [[row[source] for row in rows], [row[target] for row in rows]]
+    numbers = range(raw.first, raw.first + len(lines[0]))
+    return Block(lines[0], lines[1], numbers, {}, raw.names[0], raw.skipped, scores)
+
+
+def read_corpus(corpus: Corpus) -> Iterator[Pair | DataError]:
+    """Yield the pairs of a corpus in order, and a DataError for each pair that cannot be read. Raises
+    DataError if the corpus is missing or unreadable, or if its sides differ in length."""
+    for raw in read_blocks(corpus, size=_SMALL):
+        block = parse_block(raw, corpus)
+        items: dict[int, Pair | DataError] = {**block.errors}
+        items.update(zip(block.numbers, map(Pair, block.sources, block.targets), strict=True))
+        yield from (items[number] for number in sorted(items))
+
+
+def read_pairs(corpus: Corpus, bad_lines: str) -> Iterator[Pair | None]:
+    """Like `read_corpus`, but an unreadable pair raises DataError, or is None if `bad_lines` is "skip"."""
+    for pair in read_corpus(corpus):
+        if isinstance(pair, DataError):
+            refuse_unless_skipped(pair, bad_lines)
+        yield None if isinstance(pair, DataError) else pair
+
+
+def refuse_unless_skipped(error: DataError, bad_lines: str) -> None:
+    """Raise the error of an unreadable pair, unless `bad_lines` is "skip"."""
+    if bad_lines != "skip":
+        raise DataError(f"{error}; fix it, or set data.bad_lines: skip to drop such pairs")
+
+
+def good_pairs(corpora: Iterable[Corpus], bad_lines: str) -> Iterator[Pair]:
+    """Pairs of several corpora. Unreadable pairs raise DataError or, if `bad_lines` is skip, are skipped."""
+    return (pair for corpus in corpora for pair in read_pairs(corpus, bad_lines) if pair is not None)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from mtrain.config.sections.corpora import Corpus, Holdout, HubCorpus, ToyCorpus
 from mtrain.config.sections.data import DataConfig
-from mtrain.data.reading.blocks import load_dataset
-from mtrain.data.reading.files import existing_files, files_of, toy_pairs
+from mtrain.data.reading.files import existing_files, files_of, load_dataset, toy_pairs
 from mtrain.data.reading.lines import Digests
 from mtrain.errors import DataError, StorageError
 from mtrain.regular_files import read_file

@@ -1,4 +1,5 @@
-"""Finds the files of a corpus: by the patterns of the config, in the cache of sacreBLEU, or bundled."""
+"""Finds the files of a corpus: by the patterns of the config, in the cache of sacreBLEU, or bundled. Opens
+datasets of the Hugging Face Hub."""
 
 import glob
 import logging
@@ -160,6 +161,19 @@ def sacrebleu_files(name: str, langs: str) -> list[Path]:
     if not references:
         raise DataError(f"{name}: this test set has no reference for {langs}; choose another one")
     return [Path(source), *map(Path, references)]
+
+
+def load_dataset(corpus: HubCorpus) -> Any:
+    """A memory-mapped `datasets.Dataset`."""
+    import datasets
+
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # errors are reported below, in one line
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    try:
+        return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
+    except Exception as error:  # the library and its dependencies raise dozens of exception types
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        raise DataError(f"{name_of(corpus)}: cannot load the dataset: {reason}") from error
 
 
 def toy_pairs(split: ToySplit) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""Reads a file of lines, plain or compressed, as text.
+"""Reads a file of lines, plain or compressed: in blocks of bytes, or as text.
 
 Lines end at LF only (a CR before it is stripped); other Unicode line separators are part of the text. Text
 is strict UTF-8 without NUL, in lines of at most `MAX_LINE` bytes. A line that is not valid text becomes a
@@ -18,8 +18,9 @@ from mtrain.data import COMPRESSION, Pair
 from mtrain.errors import DataError
 
 MAX_LINE = 2**24  # bytes of a line without its end; the rest of a longer line is not kept in memory
-BUFFER = 2**18  # bytes
+_BUFFER = 2**18  # bytes
 Digests = dict[Path, bytes]  # SHA-256 of files
+_BLANK = b" \r\n"  # the characters of blank lines
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 16  # bytes that tell the kind of a file
 _NOT_TEXT = {  # by the pattern that the first bytes match
@@ -53,7 +54,7 @@ class _HashingReader(io.RawIOBase):
 
 
 @contextmanager
-def open_bytes(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterator[io.BufferedReader]:
+def _open_bytes(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterator[io.BufferedReader]:
     """The decompressed contents of a plain, `.gz` or `.zst` file, from byte `offset` on. `digests` receives
     the SHA-256 of the file when it has been read from its start to its end. Raises DataError if the file
     cannot be read, or is not text."""
@@ -61,7 +62,7 @@ def open_bytes(path: Path, digests: Digests | None = None, offset: int = 0) -> I
         with path.open("rb", buffering=0) as file:
             hashing = _HashingReader(file, digests is not None)
             # Not opened by pyarrow, which cannot open a named pipe.
-            raw = io.BufferedReader(cast(Any, hashing), BUFFER)
+            raw = io.BufferedReader(cast(Any, hashing), _BUFFER)
             if path.suffix not in COMPRESSION:
                 if offset:
                     file.seek(offset)
@@ -74,18 +75,18 @@ def open_bytes(path: Path, digests: Digests | None = None, offset: int = 0) -> I
                 import pyarrow as pa  # takes long to import
 
                 with pa.input_stream(raw, compression=COMPRESSION[path.suffix]) as plain:
-                    stream = io.BufferedReader(cast(Any, plain), BUFFER)
-                    while offset and (skipped := stream.read(min(offset, BUFFER))):
+                    stream = io.BufferedReader(cast(Any, plain), _BUFFER)
+                    while offset and (skipped := stream.read(min(offset, _BUFFER))):
                         offset -= len(skipped)
                     yield stream
             if digests is not None:
-                while rest := file.read(BUFFER):  # what follows the compressed data
+                while rest := file.read(_BUFFER):  # what follows the compressed data
                     hashing.hash.update(rest)
                 digests[path] = hashing.hash.digest()
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        raise cannot_read(path, error) from None
+        raise _cannot_read(path, error) from None
 
 
 def _require_text(path: Path, stream: io.BufferedReader) -> None:
@@ -96,10 +97,135 @@ def _require_text(path: Path, stream: io.BufferedReader) -> None:
             raise DataError(f"{path}: {kind}")
 
 
-def cannot_read(path: Path, error: OSError | ValueError) -> DataError:
+def _cannot_read(path: Path, error: OSError | ValueError) -> DataError:
     """The error to raise for a file that cannot be read."""
     reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
     return DataError(f"{path}: cannot read: {reason}")
+
+
+class LineBlocks:
+    """Cuts a file into blocks of lines, without decoding them."""
+
+    def __init__(
+        self, path: Path, stream: io.BufferedReader, lines: int = 0, offset: int = 0, records: bool = False
+    ):
+        """`stream` has the contents of the file after the given number of lines and bytes. With `records`,
+        blank lines at the end of the file do not count, as in TSV and JSONL."""
+        self._path, self._stream = path, stream
+        self._records = records
+        self._rest = b""  # what was read, but not returned yet
+        self._is_in_line = False  # whether what was read ends inside a line
+        self.lines, self.offset = lines, offset  # read so far, in lines and bytes
+
+    def take(self, count: int) -> bytes:
+        """The next `count` lines with their ends, or all that are left. Lines longer than MAX_LINE are cut to
+        MAX_LINE + 1 bytes. Raises DataError if the file cannot be read, as the other methods do."""
+        return b"".join(_cut_long_lines(self._advance(count)))
+
+    def skip(self, count: int) -> int:
+        """Skip what `take` returns, and return its size in bytes in the file."""
+        return sum(map(len, self._advance(count)))
+
+    def _advance(self, count: int) -> Iterator[bytes]:
+        """The next `count` lines, in parts of any size."""
+        import numpy as np  # takes long to import
+
+        missing, last = count, b"\n"
+        while missing and (part := self._rest or self._read()):
+            self._rest = b""
+            ends = np.frombuffer(part, np.uint8) == ord("\n")
+            found = int(np.count_nonzero(ends))  # several times as fast as `bytes.count`
+            if found >= missing:
+                end = int(np.flatnonzero(ends)[missing - 1]) + 1
+                part, self._rest = part[:end], part[end:]
+                found = missing
+            missing -= found
+            self.offset += len(part)
+            last = part
+            yield part
+        self.lines += count - missing + (not last.endswith(b"\n"))
+
+    def _read(self) -> bytes:
+        """Some of the bytes that follow: none only at the end. With `records`, reads more while they end with
+        whitespace, up to 2 * _BUFFER, so that blank lines at the end of the file can be dropped."""
+        part = self._read_file()
+        while self._records and part and part[-1] in _BLANK and len(part) < 2 * _BUFFER:
+            if not (following := self._read_file()):
+                part = self._without_blank_end(part)
+                break
+            part += following
+        self._is_in_line = bool(part) and not part.endswith(b"\n")
+        return part
+
+    def _without_blank_end(self, part: bytes) -> bytes:
+        """The last bytes of a file without the blank lines after the end of the last other line."""
+        text = part.rstrip(_BLANK)
+        if not text and not self._is_in_line:
+            return b""
+        return part[: part.find(b"\n", len(text)) + 1 or None]
+
+    def _read_file(self) -> bytes:
+        try:
+            return self._stream.read1(_BUFFER)
+        except (OSError, ValueError) as error:
+            # If two files are read together, `open_blocks` would name the one that was opened last.
+            raise _cannot_read(self._path, error) from None
+
+    def peek(self) -> bytes:
+        """Some of the bytes that follow: none only at the end."""
+        self._rest = self._rest or self._read()
+        return self._rest
+
+    def count_all(self) -> int:
+        """The number of lines of the whole file, which is read to its end."""
+        while self.skip(2**16):
+            pass
+        return self.lines
+
+
+@contextmanager
+def open_blocks(
+    path: Path, digests: Digests | None = None, lines: int = 0, offset: int = 0, records: bool = False
+) -> Iterator[LineBlocks]:
+    """The lines of a plain, `.gz` or `.zst` file after the first `lines`, which have `offset` decompressed
+    bytes, in blocks. `digests` receives the SHA-256 of the file when all of it has been read. `records` is as
+    in `LineBlocks`.
+
+    Raises DataError if the file cannot be read.
+    """
+    with _open_bytes(path, None if offset else digests, offset) as stream:
+        yield LineBlocks(path, stream, lines, offset, records)
+
+
+def is_seekable(path: Path) -> bool:
+    """Whether any part of a file can be read without what is before it."""
+    return path.suffix not in COMPRESSION and path.is_file()
+
+
+def read_range(path: Path, start: int, size: int) -> bytes:
+    """Some bytes of a plain file; lines that are too long are cut. Raises DataError if the file cannot be
+    read, or has become shorter."""
+    with _open_bytes(path, offset=start) as stream:
+        return b"".join(_cut_long_lines(_read_parts(path, stream, size)))
+
+
+def _read_parts(path: Path, stream: io.BufferedReader, size: int) -> Iterator[bytes]:
+    while size and (part := stream.read1(min(size, _BUFFER))):
+        size -= len(part)
+        yield part
+    if size:
+        raise DataError(f"{path}: changed while it was read; run again")
+
+
+def _cut_long_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut each line in consecutive parts of a file, each shorter than MAX_LINE, to MAX_LINE + 1 bytes."""
+    begun = 0  # bytes of the line that has begun
+    for part in parts:
+        end = part.find(b"\n")
+        size = len(part) if end < 0 else end
+        kept = min(size, max(0, MAX_LINE + 1 - begun))
+        yield part if kept == size else part[:kept] + part[size:]
+        begun = begun + size if end < 0 else len(part) - part.rfind(b"\n") - 1
 
 
 def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
@@ -122,7 +248,7 @@ def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
 def read_lines(path: Path) -> Iterator[str | DataError]:
     """Yield the lines of a plain, `.gz` or `.zst` file without line ends, and a DataError for each line that
     is not valid text. Raises DataError if the file cannot be read."""
-    with open_bytes(path) as stream:
+    with _open_bytes(path) as stream:
         yield from decode_lines(lines_of(stream), str(path))
 
 
@@ -132,17 +258,6 @@ def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
         while len(line) == MAX_LINE + 2 and not line.endswith(b"\n"):
             line = stream.readline(MAX_LINE + 2)
-
-
-def cut_long_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut each line in consecutive parts of a file, each shorter than MAX_LINE, to MAX_LINE + 1 bytes."""
-    begun = 0  # bytes of the line that has begun
-    for part in parts:
-        end = part.find(b"\n")
-        size = len(part) if end < 0 else end
-        kept = min(size, max(0, MAX_LINE + 1 - begun))
-        yield part if kept == size else part[:kept] + part[size:]
-        begun = begun + size if end < 0 else len(part) - part.rfind(b"\n") - 1
 
 
 def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
-from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import SPACE

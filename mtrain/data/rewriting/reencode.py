@@ -18,7 +18,7 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, Throttle, make_generator
-from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores
 from mtrain.tokenizer.rows import Rows

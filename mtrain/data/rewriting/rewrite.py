@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from mtrain.data.store.encoded import EncodedCorpus
+from mtrain.data.store.shards import EncodedCorpus
 from mtrain.errors import StorageError
 from mtrain.tokenizer.rows import Ids, Rows
 

@@ -16,10 +16,10 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES
 from mtrain.data import Pair, are_too_long
 from mtrain.data.pairs.duplicates import DuplicateCounter
-from mtrain.data.reading.blocks import read_blocks
+from mtrain.data.reading.blocks import Block, parse_block, read_blocks
 from mtrain.data.reading.lines import Digests
-from mtrain.data.reading.parse import Block, count_signs, parse_block, show_csv
-from mtrain.data.scanning.block_scan import (
+from mtrain.data.reading.records import count_signs, show_csv
+from mtrain.data.scanning.block_check import (
     KINDS,
     LENGTH_BINS,
     PLACES,

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data import Pair
-from mtrain.data.reading.parse import Block
-from mtrain.data.store.shards import hash_numbers
+from mtrain.data.reading.blocks import Block
+from mtrain.data.text.hashes import hash_numbers
 from mtrain.storage.temporary import TemporaryStream
 
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number

@@ -2,6 +2,9 @@
 
 A new run reads the raw text twice: once here, and once to encode it. This pass hashes the files, counts and
 checks the pairs, draws the held-out pairs, and keeps a sample of the text for the tokenizer.
+
+`BlockScanner` does what needs no other block, perhaps in a worker process. `CorpusScanner` collects the
+results of all blocks.
 """
 
 import time
@@ -10,19 +13,28 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
+from mtrain.config.languages import Direction
 from mtrain.config.sections.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
+from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES
 from mtrain.data import COMPRESSION, Pair
-from mtrain.data.pairs.filters import RejectionRecorder
-from mtrain.data.pairs.rejections import Rejections
-from mtrain.data.reading.blocks import BLOCK, RawBlock, read_blocks
+from mtrain.data.pairs.filters import BlockFilter, FilteredBlock, RejectionRecorder
+from mtrain.data.pairs.rejections import EMPTY, Rejections
+from mtrain.data.reading.blocks import BLOCK, Block, RawBlock, parse_block, read_blocks, refuse_unless_skipped
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
-from mtrain.data.reading.parse import Block, parse_block
-from mtrain.data.scanning.block_scan import BlockScanner, ScanTask
+from mtrain.data.scanning.block_check import BlockCheck, BlockFindings
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
-from mtrain.data.scanning.samples import HoldoutSampler, TextSample
+from mtrain.data.scanning.samples import (
+    BlockSample,
+    HoldoutCandidate,
+    HoldoutSampler,
+    TextSample,
+    draw_candidates,
+    sample_block,
+)
 from mtrain.processes import count_cores, map_tasks
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_CHARACTERS
@@ -31,6 +43,62 @@ LARGE = 2**26  # bytes of all files; scanning less takes less time than starting
 _PEEKED = 10  # maximum number of blocks that are read to determine the scripts
 CHECKED_CHARACTERS = 10_000_000  # of the sample from which a check segments pairs
 IndexedBlock = tuple[int, RawBlock]  # with the index of the corpus, from 0
+
+
+class ScanTask(NamedTuple):
+    """A block to scan, and the bounds of the samples so far: pairs beyond them need not be returned."""
+
+    corpus: int  # index, from 0
+    raw: RawBlock
+    threshold: int  # of the text sample
+    max_digest: str  # of pairs to hold out
+
+
+class ScannedBlock(NamedTuple):
+    """What a scan collects from a block."""
+
+    pairs: int  # readable pairs
+    sample: BlockSample
+    candidates: list[HoldoutCandidate]  # to be held out
+    findings: BlockFindings | None
+    filtered: FilteredBlock | None  # samples, candidates and findings are of the pairs that are kept
+
+
+class BlockScanner:
+    """Scans blocks of the training corpora."""
+
+    def __init__(self, data: DataConfig, seed: int, strict: bool, held_out: int, check: BlockCheck | None):
+        """With `strict`, an unreadable pair is an error, unless `data.bad_lines` is `skip`. `held_out` is the
+        number of pairs to hold out. Raises UsageError if a filter cannot be applied."""
+        self._data, self._check = data, check
+        self._seed, self._held_out = seed, held_out
+        self._strict = strict
+        self._filter = BlockFilter(data) if data.filters else None
+        # Keys contain the direction; else, only the first of several corpora with the same sources would be
+        # validated. Adding directions does not change the key of the direction of `data`.
+        own = Direction(data.source_lang, data.target_lang)
+        self._holdout_keys = [str(seed) if each == own else f"{seed} {each}" for each in data.directions]
+
+    def __call__(self, task: ScanTask) -> ScannedBlock:
+        """Scan a block. Raises DataError if, with `strict`, a pair is unreadable."""
+        corpus = task.corpus
+        spec = self._data.train[corpus]
+        block = parse_block(task.raw, spec, self._data.score_of(spec))
+        if self._strict:
+            for error in block.errors.values():
+                refuse_unless_skipped(error, self._data.bad_lines)
+        unfiltered, filtered = block, None
+        if self._filter:
+            filtered = self._filter.apply(block, corpus)
+            codes = filtered.codes[block.indices]
+            block = block.select((codes == 0) | (codes == EMPTY))
+        return ScannedBlock(
+            len(unfiltered.sources),
+            sample_block(block, corpus, self._seed, task.threshold),
+            draw_candidates(block, corpus, self._holdout_keys[corpus], self._held_out, task.max_digest),
+            self._check.check(block, corpus, unfiltered) if self._check else None,
+            filtered,
+        )
 
 
 @dataclass

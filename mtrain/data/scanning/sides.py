@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.languages import Direction, is_same_language, scripts_of_language
-from mtrain.data.reading.parse import Block
+from mtrain.data.reading.blocks import Block
 from mtrain.data.text.identify_language import identify_language
 from mtrain.data.text.writing_systems import main_script
 

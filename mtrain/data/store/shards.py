@@ -11,29 +11,32 @@ A shard is a safetensors file, which can be memory-mapped. It contains what is l
 Rows are grouped by bucket, which is a hash of (seed, corpus, pair), and ordered by number within a bucket.
 The rows of a bucket in all shards are a random sample of the corpus.
 
-Shards that are found damaged during training are recorded in the run folder, because other runs may use the
-data folder. The next start verifies them completely.
+`EncodedCorpus` has the rows of some buckets of all shards, as training reads them. Writing, verifying and
+fetching rows are in one file, although it is long, because all three depend on this layout.
 """
 
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from safetensors.numpy import save_file
 
+from mtrain.config.sections.corpora import Corpus
+from mtrain.data.reading.files import place_of
+from mtrain.data.text.hashes import hash_numbers
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.regular_files import read_file
-from mtrain.storage.atomic import replacing, write_atomically
+from mtrain.storage.atomic import replacing
 from mtrain.storage.manifest import sha256_of_json
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
@@ -41,12 +44,13 @@ LAYOUT = 4  # version of the files of the data folder; if it changes, runs encod
 SHARD = 250_000  # raw pairs
 BUCKET = 250_000  # raw pairs of the whole corpus, on average
 MAX_BUCKETS = 1024  # otherwise, the indices of all shards would grow with the square of the corpus
-_REPORTED = "suspect-shards.json"  # in the run folder
 _KEY = "shard"  # of the metadata; a single key, because the order of several is random
 _DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U8": np.uint8}
 _ROWS = ("source", "target", "source_length", "target_length", "number")
 _TENSORS = {*_ROWS, "buckets", "sha256"}
 _MAX_HEADER = 2**20  # bytes; a header is far smaller
+LocateRows = Callable[[Sequence[int]], list[str]]
+Weights = tuple[npt.NDArray[np.float64], Sequence[int] | Indices]  # of so many consecutive rows
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,6 @@ def buckets_of(numbers: Ids, seed: int, corpus: int, count: int) -> Indices:
     """The bucket of each pair of a corpus, in [0, count): a hash of seed, corpus and number."""
     high = hash_numbers(numbers, f"{seed} {corpus}") >> np.uint64(32)
     return ((high * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
-
-
-def hash_numbers(numbers: Ids, key: str) -> npt.NDArray[np.uint64]:
-    """A hash of the key and each number (SplitMix64)."""
-    start = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8).digest(), np.uint64)
-    with np.errstate(over="ignore"):
-        x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
 
 
 def shard_file(folder: Path, index: int) -> Path:
@@ -234,6 +228,8 @@ class Shard:
 
 def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
     """The header of a safetensors file, its tensors, and the metadata of a shard."""
+    import pyarrow as pa  # here, because worker processes that encode do not need it
+
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > _MAX_HEADER:
@@ -252,23 +248,110 @@ def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
     return header, tensors, info
 
 
-def read_reported_shards(run_dir: Path) -> frozenset[int]:
-    """The indices of the shards that were found to be damaged, and not verified since."""
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        return frozenset(map(int, json.loads(read_file(run_dir / _REPORTED))))
-    return frozenset()
+class EncodedCorpus:
+    """Token ids of training pairs. Each side of a row ends in EOS; lengths include it.
+
+    The ids are memory-mapped. In memory, a row takes 20 bytes.
+    """
+
+    def __init__(self, parts: Sequence[StoredRows], weights: Weights, locate: LocateRows):
+        """The rows of some parts, one after another. `weights` are some weights, and the number of
+        consecutive rows that have each of them. `locate` returns the locations of rows as `file:line`."""
+        self._weights, self.locate = weights, locate
+        self._edges = np.cumsum([0, *(len(part.positions) for part in parts)])  # first row of each part
+        self._ids = [[part.ids[side] for part in parts] for side in (0, 1)]
+        self._starts = [_compact(np.concatenate([part.starts[side] for part in parts])) for side in (0, 1)]
+        self.source_lengths, self.target_lengths = (
+            np.concatenate([part.lengths[side] for part in parts]).astype(np.int32, copy=False)
+            for side in (0, 1)
+        )
+
+    @classmethod
+    def open(
+        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]
+    ) -> "EncodedCorpus":
+        """The rows of some buckets of all shards, in the order of their pairs in the corpora."""
+        weights = np.array([corpora[shard.info.corpus].weight for shard in shards], np.float64)
+        chosen = np.asarray(buckets, np.int64)
+        counts = [int(np.diff(shard.buckets[:, 0])[chosen].sum()) for shard in shards]
+        return cls.of_rows(shards, corpora, (shard.rows(buckets) for shard in shards), (weights, counts))
+
+    @classmethod
+    def of_rows(
+        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], rows: Iterable[StoredRows], weights: Weights
+    ) -> "EncodedCorpus":
+        """The given `rows` of each shard, in the order of the shards, of which there must be at least one."""
+        parts = list(rows)
+        positions = [part.positions for part in parts]
+        edges = np.cumsum([0, *map(len, positions)])
+
+        def place(row: int) -> str:
+            part = int(np.searchsorted(edges, row, side="right")) - 1
+            [number] = shards[part].numbers(positions[part][row - edges[part]][None]).tolist()
+            return place_of(corpora[shards[part].info.corpus], number)
+
+        return cls(parts, weights, lambda rows: list(map(place, rows)))
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """How often each row occurs in an epoch."""
+        weights: npt.NDArray[np.float64] = np.repeat(*self._weights)
+        return weights
+
+    @property
+    def expected_pairs(self) -> float:
+        """How many pairs these rows contribute to an epoch, on average."""
+        return float(np.dot(*self._weights))
+
+    def weighted(self, weights: npt.NDArray[np.float64]) -> "EncodedCorpus":
+        """The same rows with another weight for each part, if it has one weight for each part."""
+        found = copy(self)
+        found._weights = weights, self._weights[1]
+        return found
+
+    def fetch(self, rows: Sequence[int] | Indices) -> tuple[Rows, Rows]:
+        """Source and target ids (int32) of the given rows, in the given order."""
+        wanted = np.asarray(rows, np.int64)
+        owners = np.searchsorted(self._edges, wanted, side="right") - 1
+        order = np.argsort(owners, kind="stable")  # groups the rows by the part that has their ids
+        edges = [0, *(np.flatnonzero(np.diff(owners[order])) + 1).tolist(), len(order)]
+        sides = []
+        for side, lengths in enumerate((self.source_lengths[wanted], self.target_lengths[wanted])):
+            starts = self._starts[side][wanted].astype(np.int64)
+            found = ranges(starts[order], lengths[order])  # where the ids are
+            ends = np.concatenate([[0], np.cumsum(lengths[order], dtype=np.int64)])[edges].tolist()
+            grouped = np.empty(len(found), np.int32)
+            for (first, _), (start, stop) in zip(pairwise(edges), pairwise(ends), strict=True):
+                if stop > start:
+                    grouped[start:stop] = self._ids[side][owners[order[first]]][found[start:stop]]
+            ids = np.empty_like(grouped)
+            ids[ranges((np.cumsum(lengths, dtype=np.int64) - lengths)[order], lengths[order])] = grouped
+            sides.append(Rows(ids, lengths))
+        return sides[0], sides[1]
+
+    @property
+    def id_type(self) -> np.dtype[np.integer]:
+        """The integer type of all ids."""
+        return np.result_type(*(ids.dtype for sides in self._ids for ids in sides))
+
+    def with_rows(self, sides: tuple[Rows, Rows]) -> "EncodedCorpus":
+        """The same pairs with other source and target ids. Rows beyond `len(self)` are noise that is added to
+        the corpus."""
+        columns = ((side.ids, side.starts[:-1], side.lengths) for side in sides)
+        ids, starts, lengths = zip(*columns, strict=True)
+        count = len(lengths[0])
+
+        def locate(rows: Sequence[int]) -> list[str]:
+            return [self.locate([row])[0] if row < len(self) else "data.augment.noise" for row in rows]
+
+        weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], count - len(self))
+        rows = StoredRows(np.arange(count, dtype=np.uint32), ids, starts, lengths)
+        return EncodedCorpus([rows], weights, locate)
 
 
-def report_damaged_shard(run_dir: Path, shard: int) -> bool:
-    """Record the index of a shard. Returns whether it is recorded now; several ranks may find the damage at
-    the same time, and interfere with each other's writing."""
-    with suppress(StorageError):
-        reported = sorted({*read_reported_shards(run_dir), shard})
-        write_atomically(run_dir / _REPORTED, json.dumps(reported) + "\n")
-    return shard in read_reported_shards(run_dir)
-
-
-def forget_reported_shards(run_dir: Path) -> None:
-    """Remove the record, because the shards have been verified."""
-    with suppress(OSError):  # they are verified again then
-        (run_dir / _REPORTED).unlink(missing_ok=True)
+def _compact(indices: Ids) -> Ids:
+    """The same numbers in four bytes each, if they fit."""
+    return indices.astype(np.uint32) if indices.max(initial=0) < 2**32 else indices

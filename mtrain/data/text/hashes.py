@@ -1,11 +1,14 @@
-"""Hashes of texts, which find texts that are repeated."""
+"""Hashes of texts, which find texts that are repeated, and of numbers, which draw pairs at random."""
 
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
+
+from mtrain.tokenizer.rows import Ids
 
 Hashes = npt.NDArray[np.uint64]
 CodePoints = npt.NDArray[np.uint32]  # code points of characters
@@ -72,6 +75,16 @@ def _replacements() -> CodePoints:
         elif folded.isalnum() or folded in "_\0":
             codes[code] = ord(folded)
     return codes
+
+
+def hash_numbers(numbers: Ids, key: str) -> Hashes:
+    """A hash of the key and each number (SplitMix64)."""
+    start = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8).digest(), np.uint64)
+    with np.errstate(over="ignore"):
+        x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
 
 
 def unique(hashes: Hashes) -> Hashes:

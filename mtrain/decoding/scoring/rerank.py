@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import BaseModel, Field, FiniteFloat, StringConstraints, ValidationError
 
 from mtrain.config.sections.corpora import TextCorpus
+from mtrain.data.reading.blocks import read_corpus
 from mtrain.data.reading.lines import raise_errors
-from mtrain.data.reading.parse import read_corpus
 from mtrain.decoding.scoring.score import Scored, score_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError

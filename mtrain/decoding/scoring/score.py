@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mtrain.config.sections.corpora import TsvCorpus
-from mtrain.data.reading.parse import count_signs, show_csv, try_pair
+from mtrain.data.reading.records import count_signs, show_csv, try_pair
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.search.forced import cross_attention, forced_log_probs

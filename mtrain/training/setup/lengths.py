@@ -15,7 +15,7 @@ from mtrain.data import Pair, are_too_long
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.windows import require_pairs
 from mtrain.data.prepare import PreparedData
-from mtrain.data.reading.parse import good_pairs
+from mtrain.data.reading.blocks import good_pairs
 from mtrain.data.scanning.check import count_tag_ids
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError

@@ -13,7 +13,8 @@ import torch
 
 from mtrain.config.languages import Direction, changed_bleu_tokenizers
 from mtrain.config.schema import Config
-from mtrain.data.epochs.packed_batch import AnyBatch, make_batch
+from mtrain.data.epochs.loader import make_batch
+from mtrain.data.epochs.packed_batch import AnyBatch
 from mtrain.data.prepare import PreparedData
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from mtrain import processes
 from mtrain.data import Pair
-from mtrain.data.preparing import writer as shard_writer
+from mtrain.data.preparing import encode_shards
 from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting import reencode, rewrite
 from mtrain.data.rewriting.rewrite import Throttle
@@ -83,7 +83,7 @@ def test_fetch_returns_rows_in_the_requested_order(tmp_path: Path, tokenizer: To
 def test_the_block_size_does_not_matter(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(shard_writer, "BLOCK", 7)
+    monkeypatch.setattr(encode_shards, "BLOCK", 7)
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     assert text_of(prepared, tokenizer) == TOY
 
@@ -216,7 +216,7 @@ def test_a_file_that_loses_its_last_shard_while_it_is_encoded_is_an_error(
 
     data = config(tmp_path)
     for name in ("BLOCK", "SHARD"):
-        monkeypatch.setattr(shard_writer, name, 50)
+        monkeypatch.setattr(encode_shards, name, 50)
     with pytest.raises(DataError, match="changed while it was encoded"):
         prepare_data(data, Shortening(tokenizer.files[0].parent), tmp_path / "data", seed=1)
     assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
@@ -366,7 +366,7 @@ def test_an_interrupted_encoding_is_not_reused(tmp_path: Path, tokenizer, monkey
             return super().encode_source(texts)
 
     data = config(tmp_path)
-    monkeypatch.setattr(shard_writer, "BLOCK", 50)
+    monkeypatch.setattr(encode_shards, "BLOCK", 50)
     with pytest.raises(KeyboardInterrupt):
         prepare_data(data, Interrupted(tokenizer.files[0].parent), tmp_path / "data", seed=1)
     assert len(prepare_data(data, tokenizer, tmp_path / "data", seed=1).train) == len(TOY)

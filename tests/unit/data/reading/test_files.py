@@ -28,7 +28,7 @@ XML = """<?xml version="1.0"?>
 READ = """
 import json, sys
 from mtrain.config.sections.corpora import SacrebleuCorpus
-from mtrain.data.reading.parse import read_corpus
+from mtrain.data.reading.blocks import read_corpus
 from mtrain.data.reading.files import files_of, further_references
 from mtrain.errors import DataError
 corpus = SacrebleuCorpus(sacrebleu=sys.argv[1], langs=sys.argv[2])

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from mtrain.config.languages import Direction
+from mtrain.data.reading.blocks import Block
 from mtrain.data.reading.files import toy_pairs
-from mtrain.data.reading.parse import Block
 from mtrain.data.scanning.sides import find_shifts, find_wrong_languages
 
 SOURCES, TARGETS = (list(side) for side in zip(*toy_pairs("train"), strict=True))

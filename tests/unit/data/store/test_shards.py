@@ -26,14 +26,12 @@ from mtrain import progress_bar
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.prepare import PreparedData
-from mtrain.data.preparing import encode_folder as folder_encoder
-from mtrain.data.preparing import writer as shard_writer
+from mtrain.data.preparing import encode_folder, encode_shards
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.encoded import EncodedCorpus
 from mtrain.data.store.folder import DataFolder, read_summary
-from mtrain.data.store.shards import LAYOUT, Shard, buckets_of, shard_file
+from mtrain.data.store.shards import LAYOUT, EncodedCorpus, Shard, buckets_of, shard_file
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -138,12 +136,12 @@ def test_buckets_are_of_equal_size_and_depend_on_the_seed():
 
 def test_the_number_of_buckets_is_bounded(tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch):
     """A folder with more buckets, as earlier versions wrote it, keeps them when its encoding is resumed."""
-    monkeypatch.setattr(folder_encoder, "BUCKET", 30)
+    monkeypatch.setattr(encode_folder, "BUCKET", 30)
     for name in ("many", "few"):
         (tmp_path / name).mkdir()
     many = prepare(tmp_path / "many", tokenizer)
     expected = contents(tmp_path / "many")
-    monkeypatch.setattr(folder_encoder, "MAX_BUCKETS", 4)
+    monkeypatch.setattr(encode_folder, "MAX_BUCKETS", 4)
     few = prepare(tmp_path / "few", tokenizer)
     assert [len(Shard(shard_file(tmp_path / name / "data", 0)).buckets) - 1 for name in ("many", "few")] == [
         *(10, 4)
@@ -310,7 +308,7 @@ def test_shards_of_another_layout_are_replaced(
     (tmp_path / "expected").mkdir()
     prepare(tmp_path, tokenizer)
     (tmp_path / "data/summary.json").unlink()  # so that the encoding is resumed
-    module = shard_writer if changed == "SHARD" else folder_encoder
+    module = encode_shards if changed == "SHARD" else encode_folder
     monkeypatch.setattr(module, changed, old + (30 if larger else -30))
     data = config(tmp_path)
     expected = prepare(tmp_path / "expected", tokenizer, data)

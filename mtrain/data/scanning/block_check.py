@@ -1,4 +1,4 @@
-"""The scan of a block of training pairs, and its check, which needs no other block."""
+"""Checks a block of training pairs: what can be found without the other blocks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice, pairwise, repeat
@@ -8,14 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.languages import Direction
-from mtrain.config.sections.data import DataConfig
-from mtrain.data.pairs.filters import BlockFilter, FilteredBlock
-from mtrain.data.pairs.rejections import EMPTY
-from mtrain.data.reading.blocks import RawBlock
-from mtrain.data.reading.parse import Block, count_signs, parse_block, refuse_unless_skipped
+from mtrain.data.reading.blocks import Block
+from mtrain.data.reading.records import count_signs
 from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
-from mtrain.data.scanning.samples import BlockSample, HoldoutCandidate, draw_candidates, sample_block
 from mtrain.data.scanning.sides import Shift, find_shifts
 from mtrain.data.text.hashes import common
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
@@ -145,59 +140,3 @@ def _histogram(values: npt.NDArray[np.generic], bins: Sequence[float]) -> list[i
     """How many values are in each bin."""
     counts = np.bincount(np.searchsorted(bins, values, side="right") - 1, minlength=len(bins))
     return [int(count) for count in counts]
-
-
-class ScanTask(NamedTuple):
-    """A block to scan, and the bounds of the samples so far: pairs beyond them need not be returned."""
-
-    corpus: int  # index, from 0
-    raw: RawBlock
-    threshold: int  # of the text sample
-    max_digest: str  # of pairs to hold out
-
-
-class ScannedBlock(NamedTuple):
-    """What a scan collects from a block."""
-
-    pairs: int  # readable pairs
-    sample: BlockSample
-    candidates: list[HoldoutCandidate]  # to be held out
-    findings: BlockFindings | None
-    filtered: FilteredBlock | None  # samples, candidates and findings are of the pairs that are kept
-
-
-class BlockScanner:
-    """Scans blocks of the training corpora."""
-
-    def __init__(self, data: DataConfig, seed: int, strict: bool, held_out: int, check: BlockCheck | None):
-        """With `strict`, an unreadable pair is an error, unless `data.bad_lines` is `skip`. `held_out` is the
-        number of pairs to hold out. Raises UsageError if a filter cannot be applied."""
-        self._data, self._check = data, check
-        self._seed, self._held_out = seed, held_out
-        self._strict = strict
-        self._filter = BlockFilter(data) if data.filters else None
-        # Keys contain the direction; else, only the first of several corpora with the same sources would be
-        # validated. Adding directions does not change the key of the direction of `data`.
-        own = Direction(data.source_lang, data.target_lang)
-        self._holdout_keys = [str(seed) if each == own else f"{seed} {each}" for each in data.directions]
-
-    def __call__(self, task: ScanTask) -> ScannedBlock:
-        """Scan a block. Raises DataError if, with `strict`, a pair is unreadable."""
-        corpus = task.corpus
-        spec = self._data.train[corpus]
-        block = parse_block(task.raw, spec, self._data.score_of(spec))
-        if self._strict:
-            for error in block.errors.values():
-                refuse_unless_skipped(error, self._data.bad_lines)
-        unfiltered, filtered = block, None
-        if self._filter:
-            filtered = self._filter.apply(block, corpus)
-            codes = filtered.codes[block.indices]
-            block = block.select((codes == 0) | (codes == EMPTY))
-        return ScannedBlock(
-            len(unfiltered.sources),
-            sample_block(block, corpus, self._seed, task.threshold),
-            draw_candidates(block, corpus, self._holdout_keys[corpus], self._held_out, task.max_digest),
-            self._check.check(block, corpus, unfiltered) if self._check else None,
-            filtered,
-        )

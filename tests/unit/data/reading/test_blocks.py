@@ -21,11 +21,10 @@ from mtrain.config.sections.corpora import TextTestSet
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.preparing.inputs import check_corpora
-from mtrain.data.reading.blocks import open_blocks, read_blocks
+from mtrain.data.reading.blocks import good_pairs, parse_block, read_blocks, read_pairs
 from mtrain.data.reading.digests import content_hash
 from mtrain.data.reading.files import files_of, further_references, place_of, toy_pairs
-from mtrain.data.reading.lines import count_valid_lines, decode_block, read_lines, read_text
-from mtrain.data.reading.parse import count_signs, good_pairs, parse_block, read_pairs, show_csv
+from mtrain.data.reading.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.errors import DataError
 from tests.support.corpora import corpus, read, text_pair, write
 
@@ -717,42 +716,3 @@ def test_content_hash_of_a_dataset(tmp_path: Path):
     assert content_hash(spec) == one
     write_parquet(file, PAIRS[:3])
     assert content_hash(spec) != one
-
-
-# ------------------------------------------------------------------------------------ fields in quotes
-
-QUOTATIONS = ['He said "no", then left.', "It rains.", '"Hello!"', "12", '"Yes," he said.', 'A 5" pipe']
-
-
-def as_written(rows, quoting):
-    text = io.StringIO()
-    csv.writer(text, delimiter="\t", lineterminator="\n", quoting=quoting).writerows(rows)
-    return [field for line in text.getvalue().splitlines() for field in line.split("\t")]
-
-
-@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
-def test_fields_with_doubled_quotes_are_quoted(quoting):
-    assert show_csv(count_signs(as_written(zip(QUOTATIONS, QUOTATIONS[::-1], strict=True), quoting)))
-
-
-def test_a_table_of_only_quoted_fields_is_quoted():
-    rows = [(f"It is {n}.", n, f"Es ist {n}.") for n in range(10)]
-    assert show_csv(count_signs(as_written(rows, csv.QUOTE_NONNUMERIC)))
-    assert not show_csv(count_signs(as_written(rows, csv.QUOTE_MINIMAL)))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        QUOTATIONS * 10,
-        ['"Hello."', "„Hallo.“"] * 30,
-        ['"Hello."', '"Hallo."'] * 5,  # a few quotations
-        ['"Hello," he said.', '"Hallo", sagte er.'] * 30,
-        ['He said ""no"".', "x"] * 30,
-        ['"a ""b"""', *['"Yes," he said.'] * 5],
-        ["It rains."],
-        [],
-    ],
-)
-def test_text_with_quotation_marks_is_not_quoted(fields):
-    assert not show_csv(count_signs(fields))
