@@ -8,7 +8,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
-unset PYTHONDONTWRITEBYTECODE # else each of the processes that the tests start compiles the package
 $bin/ruff format --check .
 $bin/ruff check .
 $bin/mypy

@@ -3,7 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv-lowest
-unset PYTHONDONTWRITEBYTECODE # as in check.sh
 "${PYTHON:-python3}" -m venv --clear $venv # else versions would stay that are not the lowest any more
 $venv/bin/python -m pip install --quiet --disable-pip-version-check uv
 $venv/bin/uv pip install --python $venv/bin/python --resolution lowest-direct -e '.[interop,languages,tensorboard]'

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from hypothesis import settings
 from mtrain.device import keep_freed_memory
 from mtrain.kernels.reproducible import fix_workspaces
 
+# Write byte code in any environment. Without it, each process that a test starts compiles the package, and
+# each process of pytest-xdist compiles the package and all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if not torch.cuda.is_available():  # read when Triton is imported, which PyTorch does for some functions
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.register_assert_rewrite("tests.support")
@@ -58,3 +63,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the garbage collections at the end of the process skip all that the tests have left."""
+    gc.freeze()

@@ -89,6 +89,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     for name, function in fake.functions().items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that other tests have left, it takes long
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **options: zeros(*sizes, **options))
     for function in (graph_capture._side_stream, graph_capture._memory_of_workspaces):

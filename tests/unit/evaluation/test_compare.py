@@ -19,6 +19,7 @@ SYSTEMS = {
 }
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_only_real_differences_are_significant():
     [comparison] = compare_systems(SYSTEMS, [REFERENCES], make_metrics(["bleu"]))
     scores = {score.system: score for score in comparison.scores}

@@ -95,7 +95,7 @@ def written(run: Path) -> dict[str, Any]:
 def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, short_timing, caplog):
     run = tmp_path / "run"
     with caplog.at_level(logging.INFO, "mtrain"):
-        fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu")
+        fit(automatic(make_config(), max_minutes=0.005, log_every=1), device="cpu")
     plan = written(run)
     table = [line for line in caplog.messages if line.startswith("  ")]
     for key in (*AUTOMATIC, "training.max_steps"):
@@ -103,10 +103,10 @@ def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, s
         value = plan[section][name]
         if key != "training.ema_decay" and name not in SIZES:
             assert any(line.split()[:2] == [key, str(value)] for line in table), key
-    fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu")
+    fit(automatic(make_config(), max_minutes=0.005, log_every=1), device="cpu")
     assert written(run) == plan
     # A longer time allows more steps, in proportion. Nothing else changes.
-    fit(automatic(make_config(), max_minutes=0.04, log_every=1), device="cpu")
+    fit(automatic(make_config(), max_minutes=0.01, log_every=1), device="cpu")
     extended = written(run)
     assert extended["training"].pop("max_steps") == 2 * plan["training"].pop("max_steps")
     assert extended["training"].pop("max_minutes") == 2 * plan["training"].pop("max_minutes")

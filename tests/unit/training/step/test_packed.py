@@ -14,13 +14,13 @@ from mtrain.training.step.learner import Learner
 from tests.support.transformer import KINDS
 
 VOCABULARY = {"source_vocab_size": 20, "target_vocab_size": 20, "max_positions": 25}
-SIZES = {"d_model": 8, "heads": 2, "ffn_dim": 12, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
+SIZES = {"d_model": 8, "heads": 2, "ffn_dim": 12, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 LENGTHS = [5, 1, 9, 3], [4, 6, 1, 2]
 OTHERS = [
     *({"activation": activation} for activation in ("relu", "gelu", "silu", "swiglu")),
     {"output_bias": True, "heads": 4, "norm": "post"},
-    {"encoder_layers": 1, "decoder_layers": 3, "heads": 1},
-    {"encoder_layers": 3, "decoder_layers": 1, "activation_dropout": 0.0},
+    {"encoder_layers": 2, "decoder_layers": 3, "heads": 1},
+    {"encoder_layers": 3, "decoder_layers": 2, "activation_dropout": 0.0},
 ]
 CLASSIFIERS = [
     {"head": "pair_classifier", "decoder_layers": 0, "positions": positions, "norm": norm}
