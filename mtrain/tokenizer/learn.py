@@ -7,22 +7,33 @@ Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (
 import io
 import logging
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import waiting_for
-from mtrain.tokenizer.vocabulary import SpecialIds
+from mtrain.tokenizer.model_file import without_paths
+from mtrain.tokenizer.seeds import write_seeds
+from mtrain.tokenizer.vocabulary import SPACE, SpecialIds
 
 log = logging.getLogger(__name__)
 
 # SentencePiece takes about 20 bytes of memory for each character when it learns a unigram vocabulary.
 SAMPLED_CHARACTERS = 80_000_000
 _SENTENCES = 5_000_000  # of which SentencePiece draws a sample, if they are shorter than 16 characters
+# Candidates for the pieces of a unigram vocabulary; see docs/experiments/vocabularies.md. With all candidates
+# of a large corpus, SentencePiece keeps worse pieces.
+_LEAST_SEEDS, _SEEDS_OF_PIECE = 100_000, 12
+_UNUSABLE = 4  # candidates in the file for each one that is used: many contain punctuation beside letters
+# With `identity`, U+2581 would be a space, because SentencePiece represents spaces by it.
+_ESCAPES = {SPACE: "\ufdd0\ufdd1", "\ufdd0": "\ufdd0\ufdd0"}
+_REVERSED = {escape: text for text, escape in _ESCAPES.items()}
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
 
@@ -52,8 +63,12 @@ def train_tokenizer(
     for name, sentences in jobs.items():
         side = "" if config.joint else f" ({name} side)"
         log.info("tokenizer: learning a %s vocabulary of size %d%s", config.type, config.vocab_size, side)
-        with waiting_for(f"tokenizer: learning{side}"):
-            model, size = _learn_possible(config, sentences, seed, side, adapt_vocab_size)
+        with (
+            waiting_for(f"tokenizer: learning{side}"),
+            tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary,
+        ):
+            options = _options(config, sentences, Path(temporary))
+            model, size = _learn_possible(config, options, sentences, seed, side, adapt_vocab_size)
         if size < config.vocab_size:
             reason = f"tokenizer.vocab_size is too large for this text{side}; given {config.vocab_size}"
             if not adapt_vocab_size:
@@ -70,15 +85,43 @@ def train_tokenizer(
     return max(sizes)
 
 
+def _options(config: TokenizerConfig, sentences: Sentences, folder: Path) -> dict[str, Any]:
+    """The options of SentencePiece that depend on the config. The files that they name are in `folder`."""
+    options: dict[str, Any] = {"normalization_rule_name": config.normalization}
+    if config.normalization == "identity":
+        options = {}
+        for name, rules in (("normalization", _ESCAPES), ("denormalization", _REVERSED)):
+            file = folder / f"{name}.tsv"
+            lines = (f"{_codes(text)}\t{_codes(other)}\n" for text, other in rules.items())
+            file.write_text("".join(lines), encoding="ascii", newline="")
+            options[f"{name}_rule_tsv"] = str(file)
+    if config.type == "unigram":
+        file = folder / "seeds.tsv"
+        write_seeds(sentences(), config.normalization, _UNUSABLE * _seeds(config.vocab_size), file)
+        options["seed_sentencepieces_file"] = str(file)
+    return options
+
+
+def _seeds(vocab_size: int) -> int:
+    """The number of candidates for pieces that SentencePiece uses."""
+    return max(_LEAST_SEEDS, _SEEDS_OF_PIECE * vocab_size)
+
+
 def _learn_possible(
-    config: TokenizerConfig, sentences: Sentences, seed: int, side: str, may_grow: bool
+    config: TokenizerConfig,
+    options: dict[str, Any],
+    sentences: Sentences,
+    seed: int,
+    side: str,
+    may_grow: bool,
 ) -> tuple[bytes, int]:
     """A serialized SentencePiece model and its size: `vocab_size`, or the largest possible below that. If
     it `may_grow`, and the characters alone are too many for `vocab_size`, that many entries are added."""
     size = config.vocab_size
     while True:
         try:
-            return _learn(config, size, sentences, seed), size
+            of_size = {"vocab_size": size, "seed_sentencepiece_size": _seeds(size)}
+            return _learn(config, options | of_size, sentences, seed), size
         except RuntimeError as error:
             message = " ".join(str(error).split())
             required = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)  # the characters
@@ -93,7 +136,7 @@ def _learn_possible(
                 raise UsageError(f"{reason}; the smallest possible is {required[1]}") from None
 
 
-def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) -> bytes:
+def _learn(config: TokenizerConfig, options: dict[str, Any], sentences: Sentences, seed: int) -> bytes:
     """A serialized SentencePiece model. Raises RuntimeError if SentencePiece fails, and any exception
     that `sentences` raises."""
     failures: list[BaseException] = []
@@ -112,15 +155,14 @@ def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) 
             sentence_iterator=recording_failures(),
             model_writer=model,
             model_type=config.type,
-            vocab_size=size,
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
-            normalization_rule_name=config.normalization,
+            **options,
             user_defined_symbols=config.symbols,
             **SpecialIds().options(),
             input_sentence_size=_SENTENCES,
             shuffle_input_sentence=True,
-            max_sentence_length=16384,  # bytes; longer lines are ignored
+            max_sentence_length=2**30,  # bytes; longer lines would be ignored
             num_threads=4,  # fixed, because the order of floating-point sums decides which pieces survive
             minloglevel=2,
         )
@@ -128,7 +170,7 @@ def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) 
         if failures:
             raise failures[0] from None
         raise
-    return model.getvalue()
+    return without_paths(model.getvalue())
 
 
 def _largest_size(message: str, side: str) -> int:
@@ -138,3 +180,7 @@ def _largest_size(message: str, side: str) -> int:
     if "sentences_.empty()" in message or "all_chars_count" in message:
         raise DataError(f"no text to learn a vocabulary from{side}; check data.train")
     raise UsageError(f"SentencePiece cannot learn this vocabulary{side}: {message}")
+
+
+def _codes(text: str) -> str:
+    return " ".join(f"{ord(character):X}" for character in text)

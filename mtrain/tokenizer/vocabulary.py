@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,10 @@ from sentencepiece import SentencePieceProcessor
 
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
+from mtrain.tokenizer.model_file import types_of_pieces
 
 SPACE = "\u2581"  # how SentencePiece represents a space
-_NORMAL, _USER_DEFINED = 1, 4  # types of pieces in a SentencePiece model
+_USER_DEFINED = 4  # a type of pieces in a SentencePiece model
 _TAG = re.compile(">>.*?<<", re.DOTALL)  # the target language, for multilingual Marian models
 
 
@@ -40,7 +41,7 @@ class Vocabulary:
 
     def __init__(self, file: Path, mapping: Path | None = None):
         """Load a `.model` file and the JSON file of a mapping. Raises ModelError if one is malformed."""
-        self.processor = _load(file)
+        self.processor, pieces = _load(file)
         self.threads = -1  # that encode; -1: one for each core
         self.ids: dict[str, int] | None = None
         if mapping is None:
@@ -49,7 +50,7 @@ class Vocabulary:
             if min(self.special) < 0:
                 found = tuple(self.special)
                 raise ModelError(f"{file}: a special piece is missing; pad, unk, bos, eos are {found}")
-            self.pieces: list[str] = model.id_to_piece(list(range(len(model))))
+            self.pieces = pieces
             return
         self.ids = ids = _read_mapping(mapping)
         if missing := [piece for piece in ("<pad>", "<unk>", "</s>") if piece not in ids]:
@@ -138,7 +139,7 @@ class Vocabulary:
     @cached_property
     def symbols(self) -> frozenset[int]:
         """Ids of the pieces that were given, not learned: `tokenizer.symbols`."""
-        types = _piece_types(self.processor.serialized_model_proto())
+        types = types_of_pieces(self.processor.serialized_model_proto())
         return frozenset(i for i, type_ in enumerate(types) if type_ == _USER_DEFINED)
 
     @cached_property
@@ -171,49 +172,13 @@ def pattern_of(symbols: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 
-def _piece_types(model: bytes) -> list[int]:
-    """The type of each piece of a SentencePiece model, which its Python interface does not tell.
-
-    The model is a protocol buffer whose fields 1 are the pieces, and their fields 3 the types. Both it and
-    the pieces consist of keys (8 * field + wire type), each followed by a value.
-    """
-    return [
-        next((type_ for field, type_ in _fields(piece) if field == 3 and isinstance(type_, int)), _NORMAL)
-        for field, piece in _fields(model)
-        if field == 1 and isinstance(piece, bytes)
-    ]
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protocol buffer, numbers of fixed size as bytes."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = message[position]
-            value |= (byte & 127) << shift
-            shift += 7
-            position += 1
-            if byte < 128:
-                return value
-
-    while position < len(message):
-        key = varint()
-        if key & 7 == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(key & 7) or varint()
-        yield key >> 3, message[position : position + size]
-        position += size
-
-
-def _load(file: Path) -> SentencePieceProcessor:
-    with suppress(RuntimeError, ValueError):  # ValueError if its error message is not valid UTF-8
+def _load(file: Path) -> tuple[SentencePieceProcessor, list[str]]:
+    """A SentencePiece model, and its pieces."""
+    with suppress(RuntimeError, ValueError):  # ValueError if a piece or the error message is not valid UTF-8
         # SentencePiece would load an empty file as a model without pieces.
         if contents := _read(file, "tokenizer"):
-            return SentencePieceProcessor(model_proto=contents)
+            processor = SentencePieceProcessor(model_proto=contents)
+            return processor, processor.id_to_piece(list(range(len(processor))))
     raise ModelError(f"{file}: not a SentencePiece model")
 
 

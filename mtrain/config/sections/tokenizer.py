@@ -25,7 +25,9 @@ class TokenizerConfig(Section):
         True, description="encode characters outside the vocabulary as bytes, not as <unk>"
     )
     normalization: Normalization = Field(
-        "nmt_nfkc", description="SentencePiece's Unicode normalization; `_cf` also lowercases"
+        "identity",
+        description="SentencePiece's Unicode normalization; `identity`: text stays as it is, "
+        "`_cf`: it is also lowercased",
     )
     symbols: list[str] = Field([], description="user-defined tokens that are never split, such as `<bt>`")
     path: FilePath | None = Field(

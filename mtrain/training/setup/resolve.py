@@ -67,7 +67,7 @@ def resolve_config(
         if path is not None:
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return Resolved(_choose_vocab_size(config, scanner, learn_again, speed))
+        return Resolved(_choose_tokenizer_settings(config, scanner, learn_again, speed))
     classifies = config.model.is_classifier
     # A pair classifier may start from the encoder of a translation model.
     initial_model = (load_any_model if classifies else load_model)(Path(init_from))
@@ -87,8 +87,10 @@ def resolve_config(
 def _settings_of_run(config: Config, saved: Config) -> Values:
     """The settings of a run that its config need not repeat, from the `saved` config of the run."""
     values = saved.model_dump(mode="json")
-    kept = ("learning_rate", "warmup_steps")
-    inherited: Values = {"training": {key: values["training"][key] for key in kept}}
+    inherited: Values = {
+        "training": {key: values["training"][key] for key in ("learning_rate", "warmup_steps")},
+        "tokenizer": {"normalization": saved.tokenizer.normalization},
+    }
     if config.training.init_from is not None:
         inherited |= {section: values[section] for section in ("tokenizer", "model", "decoding")}
         inherited["data"] = {key: values["data"][key] for key in ("max_length", "language_tags")}
@@ -153,15 +155,22 @@ def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
         raise ModelError(f"tokenizer.path: {file} has no valid tokenizer settings: {error}") from None
 
 
-def _choose_vocab_size(
+def _choose_tokenizer_settings(
     config: Config, scanner: CorpusScanner | None, learn_again: bool, speed: float | None
 ) -> Config:
-    """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
-    if config.model.preset != "auto" or config.tokenizer.path is not None:
+    """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer.
+    A tokenizer that exists also keeps its normalization, whose default was once `nmt_nfkc`."""
+    if config.tokenizer.path is not None:
         return config
-    folder = find_tokenizer(config)
-    if folder and not learn_again:  # the corpus need not be read to count its pairs
-        return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
+    is_automatic = config.model.preset == "auto"
+    if not learn_again and (folder := find_tokenizer(config)):
+        settings = tokenizer_settings(folder)
+        kept: dict[str, Any] = {"normalization": settings.normalization}
+        if is_automatic:  # the corpus need not be read to count its pairs
+            kept["vocab_size"] = settings.vocab_size
+        return _inherit(config, {"tokenizer": kept})
+    if not is_automatic:
+        return config
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * recipe.TOKENS_PER_PAIR
     speed = speed or recipe.assumed_speed(resolve_device("auto").type)

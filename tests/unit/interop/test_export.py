@@ -194,7 +194,7 @@ def test_the_converter_of_ctranslate2_accepts_an_export_to_marian(ctranslate2, t
         texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
         ours = translated(model, beam_size=1)
         texts = [text.translate(SPACES).strip() for text in texts]
-        assert texts == [text.strip() for text, _ in ours] and len({*texts}) > 5
+        assert texts == [text.strip() for text, _ in ours] and len({*texts}) > 3
         scores = [each.scores[0] for each in found]
         assert scores == [score for _, score in ours]
         loaded = transformers().MarianMTModel.from_pretrained(tmp_path / "out")
@@ -218,7 +218,7 @@ def test_an_export_that_transformers_has_trained_is_imported_as_it_is(tokenizers
 
 def test_a_trained_model_translates_the_same(ctranslate2, run_dir, tmp_path):
     """Using only CTranslate2, SentencePiece and the files of the exported folder."""
-    summary = export_model(run_dir, tmp_path / "out", "ctranslate2", None, ["\u200b", "It rains."])
+    summary = export_model(run_dir, tmp_path / "out", "ctranslate2", None, [" ", "It rains."])
     assert summary[0].startswith("1 sentences: 1 translations identical")  # the other text has no tokens
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "joint.model"))
     exported = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")

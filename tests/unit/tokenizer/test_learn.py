@@ -76,10 +76,14 @@ def test_errors_name_the_side(tmp_path: Path):
 
 
 @pytest.mark.parametrize("joint", [True, False])
-@pytest.mark.parametrize("text", [[], ["", " ", "\t"], ["\u200b"]], ids=["nothing", "blanks", "zero-width"])
-def test_no_text_is_a_data_error(tmp_path: Path, joint: bool, text: list[str]):
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [([], {}), (["", " "], {}), (["\t", "\u200b"], {"normalization": "nmt_nfkc"})],
+    ids=["nothing", "blanks", "removed"],
+)
+def test_no_text_is_a_data_error(tmp_path: Path, joint: bool, text: list[str], keys: dict[str, str]):
     with pytest.raises(DataError, match="no text"):
-        train(tmp_path, source=text, target=text, joint=joint)
+        train(tmp_path, source=text, target=text, joint=joint, **keys)
 
 
 def test_character_coverage_leaves_rare_characters_out(tmp_path: Path):

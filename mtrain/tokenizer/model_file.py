@@ -1,0 +1,78 @@
+"""What SentencePiece's Python interface does not do with a model file: tell types of pieces, remove paths.
+
+A model is a protocol buffer (https://protobuf.dev/programming-guides/encoding): a sequence of fields, each a
+key (8 * number + wire type) followed by a value. Its fields are named in `sentencepiece_model.proto`.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_PIECES = 1
+_TYPE_OF_PIECE, _NORMAL = 3, 1
+# The files that a model was learned with, by the field of the model and the field inside it: the seeds, and
+# the rules of the normalizer and of the denormalizer.
+_PATHS = {2: 54, 3: 6, 5: 6}
+_VARINT, _BYTES = 0, 2  # wire types
+
+
+class _Field(NamedTuple):
+    number: int
+    value: int | bytes  # numbers of fixed size as bytes
+    raw: bytes  # key and value
+
+
+def types_of_pieces(model: bytes) -> list[int | bytes]:
+    """The type of each piece of a serialized model."""
+    return [
+        next((type_ for number, type_, _ in _fields(piece) if number == _TYPE_OF_PIECE), _NORMAL)
+        for number, piece, _ in _fields(model)
+        if number == _PIECES and isinstance(piece, bytes)
+    ]
+
+
+def without_paths(model: bytes) -> bytes:
+    """A serialized model without the paths of the files that it was learned with."""
+    parts = []
+    for number, value, raw in _fields(model):
+        if number in _PATHS and isinstance(value, bytes):
+            contents = b"".join(each.raw for each in _fields(value) if each.number != _PATHS[number])
+            parts += [bytes([8 * number + _BYTES]), _varint(len(contents)), contents]
+        else:
+            parts.append(raw)
+    return b"".join(parts)
+
+
+def _fields(message: bytes) -> Iterator[_Field]:
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            value |= (byte & 127) << shift
+            shift += 7
+            position += 1
+            if byte < 128:
+                return value
+
+    while position < len(message):
+        start = position
+        key = varint()
+        value: int | bytes
+        if key & 7 == _VARINT:
+            value = varint()
+        else:
+            size = {1: 8, 5: 4}.get(key & 7) or varint()
+            value = message[position : position + size]
+            position += size
+        yield _Field(key >> 3, value, message[start:position])
+
+
+def _varint(number: int) -> bytes:
+    """A number as 7 bits a byte, the lowest first; all bytes but the last have the highest bit set."""
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])

@@ -1,0 +1,101 @@
+"""Candidates for the pieces of a unigram vocabulary, from which SentencePiece removes the least useful ones.
+
+The candidates that SentencePiece 0.2.3 finds by itself are poor. They are the strings of bytes that are
+followed by two different bytes in the text. A word that is always followed by a space is therefore missing.
+In scripts whose letters begin with the same byte in UTF-8 (Ethiopic, Georgian, Thai, the scripts of India),
+nearly all strings are. In version 0.2.1, such words are missing, too; in version 0.2.2, they are not.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from sentencepiece import SentencePieceNormalizer
+
+from mtrain.tokenizer.vocabulary import SPACE
+
+LONGEST = 16  # characters of a piece: the default of SentencePiece
+# Of the distinct words, to bound memory (about 50 bytes for each). Only text without spaces has more of them.
+_CHARACTERS = 20_000_000
+_BATCH = 10_000  # sentences that are normalized at a time
+# Characters that pieces cannot have: line ends and tabs separate candidates in the file, and SentencePiece
+# reserves the others.
+_SEPARATORS = np.array([ord(character) for character in "\0\t\n\r\x1f\u2585"])
+Integers = npt.NDArray[np.int64]
+
+
+class _Repeated(NamedTuple):
+    """Strings of one length that occur at least twice."""
+
+    starts: Integers  # one place of each string in the text
+    counts: Integers
+    length: int
+
+
+def write_seeds(sentences: Iterable[str], normalization: str, count: int, file: Path) -> None:
+    """Write candidates for pieces to `file`, in the format of SentencePiece's `seed_sentencepieces_file`.
+
+    The candidates are the strings of 2 to `LONGEST` characters within words that occur at least twice. At
+    most `count` are written, and those that cover the most text come first. SentencePiece ignores candidates
+    that its other settings rule out.
+    """
+    words = _choose(_count_words(sentences, normalization))
+    text = "\0".join([*words, ""])
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    # The same characters as small numbers, where 0 separates words.
+    alphabet, letters = np.unique(codes, return_inverse=True)
+    letters[np.isin(alphabet, _SEPARATORS)[letters]] = 0
+    sizes = np.fromiter(map(len, words), np.int64, len(words)) + 1
+    found = list(_find_repeated(letters, np.repeat(list(words.values()), sizes)))
+    starts = np.concatenate([each.starts for each in found])
+    counts = np.concatenate([each.counts for each in found])
+    lengths = np.repeat([each.length for each in found], [len(each.starts) for each in found])
+    best = np.argsort(-counts * lengths, kind="stable")[:count]
+    with file.open("w", encoding="utf-8", newline="\n") as stream:
+        for start, length, number in zip(starts[best], lengths[best], counts[best], strict=True):
+            stream.write(f"{text[start : start + length]}\t{number}\n")
+
+
+def _count_words(sentences: Iterable[str], normalization: str) -> Counter[str]:
+    """How often each word occurs, with the mark of a space before it, as SentencePiece sees it."""
+    words = Counter[str]()
+    normalizer = None if normalization == "identity" else SentencePieceNormalizer(rule_name=normalization)
+    rest = iter(sentences)
+    while texts := list(islice(rest, _BATCH)):
+        if normalizer is not None:
+            texts = [text.replace(SPACE, " ") for text in normalizer.normalize(texts)]
+        for text in texts:
+            words.update(SPACE + word for word in text.split(" ") if word)
+    return words
+
+
+def _choose(words: Counter[str]) -> dict[str, int]:
+    """All words, or if they are too long in total, some of them, evenly distributed over the text."""
+    step = -(-sum(map(len, words)) // _CHARACTERS) or 1
+    return dict(list(words.items())[::step])
+
+
+def _find_repeated(letters: Integers, weights: Integers) -> Iterator[_Repeated]:
+    """Yield the repeated strings of each length up to `LONGEST` in a text of `letters`, where the string at
+    each place counts `weights` times."""
+    size = int(letters.max(initial=0)) + 1
+    starts = np.flatnonzero(letters)
+    strings = letters[starts]  # the string at each start, as a number
+    for length in range(2, LONGEST + 1):
+        following = letters[starts + length - 1]
+        inside = following > 0
+        starts = starts[inside]
+        _, first, strings = np.unique(
+            strings[inside] * size + following[inside], return_index=True, return_inverse=True
+        )
+        counts = np.bincount(strings, weights[starts], minlength=len(first)).astype(np.int64)
+        are_repeated = counts > 1
+        yield _Repeated(starts[first[are_repeated]], counts[are_repeated], length)
+        # No longer string that begins with a rare one is repeated.
+        kept = are_repeated[strings]
+        starts = starts[kept]
+        strings = strings[kept]
