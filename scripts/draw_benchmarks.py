@@ -47,8 +47,10 @@ def chart(data: dict[str, Any]) -> str:
             parts.append(f'<rect class="{kind}" x="{MARGIN + LABELS}" y="{top}" {size}/>')
             parts.append(text(MARGIN + LABELS + value * scale + 8, top + 16, f"{value:,}"))
             top += BAR + GAP
-    parts.append(text(MARGIN, top + 20, spec["note"], "note"))
-    height = top + 40
+    for note in spec["notes"]:
+        parts.append(text(MARGIN, top + 20, note, "note"))
+        top += 18
+    height = top + 22
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     card = f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(spec["title"])}">'
