@@ -106,12 +106,13 @@ def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothe
     """The best hypotheses of each part, from a session if possible."""
     config, parts = task.config, task.parts
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
+    n_best = task.n_best if config.mbr is None else None
     if ensemble.sessions is not None:
-        found = ensemble.sessions.search([part.source for part in parts], config, prefixes, keys)
+        found = ensemble.sessions.search([part.source for part in parts], config, prefixes, keys, n_best)
         if found is not None:
             return found
     source, keep = _sources(ensemble, parts)
-    return search(ensemble.models, source, keep, config, prefixes, keys, task.scored)
+    return search(ensemble.models, source, keep, config, prefixes, keys, task.scored, n_best)
 
 
 def _sources(ensemble: DecodingEnsemble, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ def beam_search(
     max_lengths: Tensor,
     config: DecodingConfig,
     constraints: Constraints,
-) -> list[list[Hypothesis]]:
+) -> "Pool":
     """Return the best K hypotheses of each sentence, best first.
 
     Each step ranks 2K candidates, so that at least K of them continue a prefix. A candidate that ends with
@@ -80,7 +80,7 @@ def beam_search(
         if coverage is not None:
             coverage.reorder(parents, remaining)
         logits = _step(predictor, tokens[:, :, length - 1].flatten(), coverage)
-    return pool.hypotheses()
+    return pool
 
 
 def _step(predictor: Predictor, last: Tensor, coverage: "_Coverage | None") -> Tensor:
@@ -175,8 +175,8 @@ class Pool(NamedTuple):
         for column, other in zip(self, others, strict=True):
             column[sentences] = pick(torch.cat([column[sentences], other], dim=1), order)
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """The hypotheses of each sentence, best first."""
+    def hypotheses(self, n_best: int | None = None) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence, best first: all, or at most `n_best`."""
         columns = (self.tokens, self.log_probs, self.scores, self.lengths, self.finished)
         return [
             [
@@ -184,5 +184,5 @@ class Pool(NamedTuple):
                 for ids, log_prob, score, length, finished in zip(*sentence, strict=True)
                 if score != -math.inf  # NaN is kept, so that `decode_batch` reports it
             ]
-            for sentence in zip(*(column.tolist() for column in columns), strict=True)
+            for sentence in zip(*(column[:, :n_best].tolist() for column in columns), strict=True)
         ]

@@ -25,8 +25,10 @@ def search(
     prefixes: Sequence[Sequence[int]] | None = None,
     keys: Sequence[tuple[int, ...]] = (),
     scored: bool = True,
+    n_best: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples`.
+    """Return the best hypotheses of each of B sentences, best first: of beam search up to `n_best` (None:
+    `beam_size`), otherwise up to `samples`.
 
     `source` (B, S) contains ids that end with EOS; `source_keep` (B, S) is True at tokens. Several models
     form an ensemble; all are in eval mode. `prefixes` are ids that the translations begin with. `keys`
@@ -43,7 +45,7 @@ def search(
     steps, sampled = int(max_lengths.max()), config.samples is not None
     if not sampled and (config.beam_size > 1 or config.coverage_penalty):
         predictor = Predictor(models, source, source_keep, config.beam_size, steps)
-        return beam_search(predictor, source_keep, max_lengths, config, constraints)
+        return beam_search(predictor, source_keep, max_lengths, config, constraints).hypotheses(n_best)
     predictor = Predictor(models, source, source_keep, config.samples or 1, steps)
     noise = None
     if config.samples is not None:

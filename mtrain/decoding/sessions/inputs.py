@@ -35,6 +35,12 @@ class Batch(NamedTuple):
     prefixes: Rows | None
     keys: Keys
     limits: Tensor  # maximum lengths of the translations, on the host
+    n_best: int | None  # hypotheses of beam search that are wanted; None: all
+
+    @property
+    def steps(self) -> int:
+        """The number of steps after which all sentences are finished."""
+        return int(self.limits.max())
 
 
 class Inputs(NamedTuple):
@@ -74,5 +80,5 @@ class Inputs(NamedTuple):
             self.prefixes.fill_(FREE)
             self.prefixes[:count] = padded(batch.prefixes, FREE, batch.limits.device, positions)[0]
         if config.samples is not None:
-            noise = noise_keys(config.seed, batch.keys, config.samples, int(batch.limits.max()))
+            noise = noise_keys(config.seed, batch.keys, config.samples, batch.steps)
             self.noise[:count, :, : noise.size(2)] = noise

@@ -84,8 +84,8 @@ class Session:
         self._host_inputs.fill(batch, self.model_config.eos_id)
         self._buffer.copy_(self._host, non_blocking=True)
         self._run(0)
-        steps, sentences, count = int(batch.limits.max()), self.shape.sentences, len(batch.rows)
-        order = torch.arange(count)  # the sentences of the batch in the order of the buffers
+        steps, sentences = batch.steps, self.shape.sentences
+        order = torch.arange(len(batch.rows))  # the sentences of the batch in the order of the buffers
         ended: list[tuple[Tensor, Tensor]] = []  # results of sentences; later ones replace earlier ones
         look: Callable[[], list[float]] | None = None
         for step in range(steps):
@@ -97,13 +97,13 @@ class Session:
                     break
                 fewer = bucket(len(going))
                 if 2 * fewer <= sentences and sentences * self.shape.beams >= self.shrink_from:
-                    ended.append((order, self._results(sentences, steps)))
+                    ended.append((order, self._results(sentences, batch)))
                     self._move(going, fewer, step + 1)
                     sentences, order = fewer, order[going]
             if step % LOOK_EVERY == LOOK_EVERY - 1 and step + 2 < steps:
                 look = copy_to_host_async(_first(self.state, sentences).done())
-        ended.append((order, self._results(sentences, steps)))
-        columns = self._collected(ended, count, steps)
+        ended.append((order, self._results(sentences, batch)))
+        columns = self._collected(ended, batch)
         return self.state.hypotheses(columns, batch, self.model_config.eos_id)
 
     def _run(self, sentences: int) -> None:
@@ -168,22 +168,22 @@ class Session:
         for x in _tensors((self.inputs, self.state, self.source_lengths)):
             x[:sentences] = x[index]
 
-    def _results(self, sentences: int, steps: int) -> Tensor:
+    def _results(self, sentences: int, batch: Batch) -> Tensor:
         """The columns of the results of the first sentences, as one matrix, so that the host waits once."""
-        columns = _first(self.state, sentences).columns(steps)
+        columns = _first(self.state, sentences).columns(batch)
         return torch.cat([column.flatten(1).double() for column in columns], dim=1)
 
-    def _collected(self, ended: Sequence[tuple[Tensor, Tensor]], count: int, steps: int) -> list[Tensor]:
+    def _collected(self, ended: Sequence[tuple[Tensor, Tensor]], batch: Batch) -> list[Tensor]:
         """The columns of the results of all sentences, on the host. A sentence has its last results."""
         joined = torch.cat([matrix for _, matrix in ended]).cpu()
         matrices = torch.split(joined, [len(matrix) for _, matrix in ended])
-        found = matrices[0][:count]
+        found = matrices[0][: len(batch.rows)]
         for (order, _), matrix in zip(ended[1:], matrices[1:], strict=True):
             found[order] = matrix[: len(order)]
-        columns = self.state.columns(steps)
+        columns = self.state.columns(batch)
         parts = torch.split(found, [math.prod(column.shape[1:]) for column in columns], dim=1)
         pairs = zip(parts, columns, strict=True)
-        return [part.reshape(count, *column.shape[1:]).to(column.dtype) for part, column in pairs]
+        return [part.reshape(len(part), *column.shape[1:]).to(column.dtype) for part, column in pairs]
 
 
 def _tensors(x: Any) -> list[Tensor]:

@@ -46,7 +46,12 @@ class Sessions:
 
     @torch.inference_mode()
     def search(
-        self, rows: Rows, config: DecodingConfig, prefixes: Rows | None = None, keys: Keys = ()
+        self,
+        rows: Rows,
+        config: DecodingConfig,
+        prefixes: Rows | None = None,
+        keys: Keys = (),
+        n_best: int | None = None,
     ) -> list[list[Hypothesis]] | None:
         """The best hypotheses of each sentence, as `search` returns them; None if sessions do not support the
         settings, or there is too little memory for one. `rows` are source ids that end with EOS.
@@ -70,7 +75,7 @@ class Sessions:
         key = shape, config.model_dump_json(exclude=_OF_BATCHES)
         with _lock_of_searches(self.device):
             try:
-                return self._search(key, Batch(rows, config, prefixes, keys, limits))
+                return self._search(key, Batch(rows, config, prefixes, keys, limits, n_best))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

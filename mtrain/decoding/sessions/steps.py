@@ -69,9 +69,9 @@ class Greedy(NamedTuple):
         """(B,) bool: whether each sentence is finished."""
         return ~self.unfinished.any(dim=1)
 
-    def columns(self, steps: int) -> list[Tensor]:
-        """The results after some steps, each (B, ..)."""
-        return [self.tokens[:, :, :steps], self.log_probs]
+    def columns(self, batch: Batch) -> list[Tensor]:
+        """The results, each (B, ..), as far as the batch needs them."""
+        return [self.tokens[:, :, : batch.steps], self.log_probs]
 
     @staticmethod
     def hypotheses(columns: list[Tensor], batch: Batch, eos_id: int) -> list[list[Hypothesis]]:
@@ -139,9 +139,10 @@ class Beam(NamedTuple):
         """(B,) bool: whether each sentence is finished."""
         return self.finished
 
-    def columns(self, steps: int) -> list[Tensor]:
-        """The results after some steps, each (B, ..)."""
-        return list(self.pool._replace(tokens=self.pool.tokens[:, :, :steps]))
+    def columns(self, batch: Batch) -> list[Tensor]:
+        """See `Greedy.columns`."""
+        pool = self.pool._replace(tokens=self.pool.tokens[:, :, : batch.steps])
+        return [column[:, : batch.n_best] for column in pool]
 
     @staticmethod
     def hypotheses(columns: list[Tensor], batch: Batch, eos_id: int) -> list[list[Hypothesis]]:

@@ -147,6 +147,14 @@ def test_results_do_not_depend_on_the_buffers(settings):
     one.check(**settings)
 
 
+def test_beam_search_returns_as_many_hypotheses_as_are_wanted():
+    case, config = Case(make_models(3), [4, 9, 1, 6]), options(beam_size=5)
+    expected = [best[:2] for best in case.expected(beam_size=5)]
+    assert {len(best) for best in expected} == {2}
+    assert search(case.models, case.source, case.keep, config, n_best=2) == expected
+    compare(Sessions(case.models, shrink_from=0).search(case.rows, config, n_best=2) or [], expected)
+
+
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of sentences in each step of a decoder."""
