@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.kernels.autocast import without_autocast
-from mtrain.kernels.dropout import Generator, HashKey, dropout, keep_weights
+from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.eager_attention import (
     MIN_KEYS_TO_PAD,
     REGISTER,
@@ -28,7 +28,7 @@ from mtrain.kernels.eager_attention import (
     suits_eager_kernel,
 )
 from mtrain.kernels.packed_attention import packed_attention
-from mtrain.kernels.sequences import Packed, Padded, Sequences
+from mtrain.kernels.sequences import Packed, Sequences
 
 # ------------------------------------------------------------------------------------ the choice of a kernel
 
@@ -64,14 +64,20 @@ def attention(
     maps = recorder(cross=keys_values is not None)
     if isinstance(queries, Packed) or isinstance(keys, Packed):
         assert isinstance(queries, Packed) and isinstance(keys, Packed)
-        out = None
         if maps is None:
             out = packed_attention(projected, keys_values, heads, queries, keys, causal, rate, generator)
-        if out is None:
-            out = _attention_by_padding(projected, keys_values, heads, queries, keys, causal, rate, generator)
-        return out
+            if out is not None:
+                return out
+        if rate and isinstance(generator, HashKey):
+            of_rows = queries.starts[:-1, None] + torch.arange(queries.longest, device=projected.device)
+            generator = generator.of_weights(of_rows, heads, keys.longest)
+        rows = queries.pad(projected).flatten(0, 1)
+        memory = None if keys_values is None else keys.pad(keys_values).flatten(0, 1)
+        padded = queries.as_padded(), keys.as_padded(masked=not causal)
+        out = attention(rows, memory, heads, *padded, causal, rate, generator)
+        return out.index_select(0, queries.slots)
     on_cpu = projected.device.type == "cpu"
-    explicit = maps is not None or (on_cpu and rate > 0)
+    explicit = maps is not None or (rate > 0 and (on_cpu or isinstance(generator, HashKey)))
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
     tokens = len(projected)
     # By rows first: torch.compile would otherwise not know that B is N in training.
@@ -92,40 +98,6 @@ def attention(
     else:
         out = fused_attention(q, k, v, keep, causal, rate)
     return out.transpose(1, 2).reshape(tokens, heads * out.size(-1))
-
-
-def _attention_by_padding(
-    projected: Tensor,
-    keys_values: Tensor | None,
-    heads: int,
-    queries: Packed,
-    keys: Packed,
-    causal: bool,
-    rate: float,
-    generator: Generator,
-) -> Tensor:
-    """`attention` of packed sequences by padding them."""
-    slots, count = queries.slots(), len(queries.lengths)
-    # A sequence without keys keeps one, which is zero: with none, a kernel might return NaN.
-    keep = torch.arange(keys.longest, device=projected.device) < keys.lengths.clamp(min=1)[:, None]
-    projected = queries.pad(projected, slots)  # (N, T, E or 3E)
-    keys_values = None if keys_values is None else keys.pad(keys_values)  # (N, S, 2E)
-    if rate and isinstance(generator, HashKey) and recorder(cross=keys_values is not None) is None:
-        q, k, v = (part.transpose(1, 2) for part in split_heads(projected, keys_values, heads))
-        mask = keep[:, None, None]
-        first = queries.starts[:-1, None]
-        tokens = first + torch.arange(queries.longest, device=first.device)
-        kept = keep_weights(generator, rate, tokens, heads, keys.longest)
-        with without_autocast(q):
-            weights = attention_weights(q, k, _causal(mask, q) if causal else mask)
-            out = (torch.where(kept, weights / (1 - rate), 0) @ v).transpose(1, 2).flatten(2)
-    else:
-        of_keys = Padded(count, keys.longest, None if causal else keep)
-        of_queries = of_keys if keys_values is None else Padded(count, queries.longest)
-        memory = None if keys_values is None else keys_values.flatten(0, 1)
-        rows = projected.flatten(0, 1), memory
-        out = attention(*rows, heads, of_queries, of_keys, causal, rate, generator)
-    return out.view(count * queries.longest, -1).index_select(0, slots)
 
 
 def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:

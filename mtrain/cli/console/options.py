@@ -23,6 +23,8 @@ result = partial(Option, rich_help_panel="Results")
 language = partial(Option, rich_help_panel="Languages")
 general = partial(Option, rich_help_panel=GENERAL)
 
+processes = partial(Option, min=1, max=1024, metavar="N")
+
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder, model folder or checkpoint.")]
 RunDir = Annotated[

@@ -21,13 +21,7 @@ class Hypothesis(NamedTuple):
     finished: bool  # ended with EOS, not cut at the maximum length
 
 
-def beam_search(
-    predictor: Predictor,
-    source_keep: Tensor,
-    max_lengths: Tensor,
-    config: DecodingConfig,
-    constraints: Constraints,
-) -> "Pool":
+def beam_search(predictor: Predictor, source_keep: Tensor, constraints: Constraints) -> "Pool":
     """Return the best K hypotheses of each sentence, best first.
 
     Each step ranks 2K candidates, so that at least K of them continue a prefix. A candidate that ends with
@@ -35,6 +29,7 @@ def beam_search(
     when the search of a sentence ends; it always ends at the sentence's maximum length (B), where the live
     prefixes are added to the pool as unfinished hypotheses.
     """
+    config, max_lengths = constraints.config, constraints.max_lengths
     model_config, beams = predictor.model_config, config.beam_size
     sentences, steps = len(max_lengths), int(max_lengths.max())
     tokens = max_lengths.new_full((sentences, beams, steps), model_config.pad_id)

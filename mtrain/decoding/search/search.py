@@ -45,13 +45,13 @@ def search(
     steps, sampled = int(max_lengths.max()), config.samples is not None
     if not sampled and (config.beam_size > 1 or config.coverage_penalty):
         predictor = Predictor(models, source, source_keep, config.beam_size, steps)
-        return beam_search(predictor, source_keep, max_lengths, config, constraints).hypotheses(n_best)
+        return beam_search(predictor, source_keep, constraints).hypotheses(n_best)
     predictor = Predictor(models, source, source_keep, config.samples or 1, steps)
     noise = None
     if config.samples is not None:
         noise = noise_keys(config.seed, keys, config.samples, steps).to(source.device)
     scored = scored or config.force_eos
-    tokens, log_probs = _generate(predictor, constraints, max_lengths, config, noise, scored)
+    tokens, log_probs = _generate(predictor, constraints, noise, scored)
     eos_id = predictor.model_config.eos_id
     return ranked_hypotheses(tokens, log_probs, max_lengths, config.length_penalty, eos_id)
 
@@ -74,18 +74,13 @@ def maximum_lengths(
 
 
 def _generate(
-    predictor: Predictor,
-    constraints: Constraints,
-    max_lengths: Tensor,
-    config: DecodingConfig,
-    noise: Tensor | None,
-    scored: bool,
+    predictor: Predictor, constraints: Constraints, noise: Tensor | None, scored: bool
 ) -> tuple[Tensor, Tensor]:
-    """Generate tokens until every one of the rows (R) of each sentence has reached EOS or its maximum length
-    (B): drawn with the random numbers `noise` (B, R, steps) if they are given, otherwise the most probable
+    """Generate tokens until every one of the rows (R) of each sentence has reached EOS or its maximum length:
+    drawn with the random numbers `noise` (B, R, steps) if they are given, otherwise the most probable
     ones, whose logits replace the log-probabilities if they need not be `scored`. Returns tokens (B, R, T)
     and the sums of their log-probabilities (B, R), where the tokens of a prefix contribute 0."""
-    model_config, rows = predictor.model_config, predictor.rows
+    model_config, rows, max_lengths = predictor.model_config, predictor.rows, constraints.max_lengths
     sentences, steps = len(max_lengths), int(max_lengths.max())
     all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)
     last = max_lengths.new_full((sentences * rows,), model_config.bos_id)
@@ -106,7 +101,7 @@ def _generate(
                 live = logits.new_zeros(len(logits), 1)
                 gained, _, last = predictor.topk(logits, log_normalizers, live, 1)
             else:
-                last = draw(logits, noise[active, :, step].flatten(), config)[:, None]
+                last = draw(logits, noise[active, :, step].flatten(), constraints.config)[:, None]
                 gained = predictor.log_probs(logits, log_normalizers, last)
             last, gained = last[:, 0], gained[:, 0]
         chosen = last.view(-1, rows).masked_fill(~unfinished, model_config.pad_id)
