@@ -85,11 +85,12 @@ def attention(
     # B is N, and S is T.
     projected = queries.by_row(projected).view(keys.rows, -1, projected.size(-1))
     keys_values = None if keys_values is None else keys.by_row(keys_values)  # (B, S, 2E)
-    if on_cpu and not explicit and _trains_on_few_keys(projected, keys_values, heads):
-        keep = _causal(keep, projected) if causal else keep
-        return eager_attention(projected, keys_values, heads, keep).flatten(0, 1)
     parts = split_heads(projected, keys_values, heads)
     q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, N / B * T or S, D)
+    trained = q.requires_grad or k.requires_grad
+    if on_cpu and not explicit and trained and suits_eager_kernel(k.size(2), k.size(3)):
+        keep = _causal(keep, q) if causal else keep
+        return eager_attention(projected, keys_values, heads, keep).flatten(0, 1)
     if explicit:
         keep = _causal(keep, q) if causal else keep
         out, weights = explicit_attention(q, k, v, keep, rate, generator)
@@ -98,13 +99,6 @@ def attention(
     else:
         out = fused_attention(q, k, v, keep, causal, rate)
     return out.transpose(1, 2).reshape(tokens, heads * out.size(-1))
-
-
-def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:
-    head_width = projected.size(-1) // ((3 if keys_values is None else 1) * heads)
-    trained = projected.requires_grad or (keys_values is not None and keys_values.requires_grad)
-    keys = (projected if keys_values is None else keys_values).size(1)
-    return trained and suits_eager_kernel(keys, head_width)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
@@ -165,12 +159,7 @@ def weights_by_row(weights: Tensor, rows: int) -> Tensor:
 
 
 def explicit_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    keep: Tensor | None,
-    rate: float = 0.0,
-    generator: Generator = None,
+    queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None, rate: float, generator: Generator
 ) -> tuple[Tensor, Tensor]:
     """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout.
 
@@ -201,12 +190,7 @@ def attention_weights(queries: Tensor, keys: Tensor, keep: Tensor | None) -> Ten
 
 
 def fused_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    keep: Tensor | None,
-    causal: bool = False,
-    rate: float = 0.0,
+    queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None, causal: bool, rate: float
 ) -> Tensor:
     """Attention (B, H, T, D) by `torch.nn.functional.scaled_dot_product_attention`, with a mask on a CPU with
     keys padded to whole registers (in training, only where that saves time). Arguments are as of

@@ -164,11 +164,7 @@ class _Gradients:
 
 
 def _softmax_and_normalizer(
-    logits: Tensor,
-    label: Tensor,
-    label_logits: Tensor,
-    keep: Tensor,
-    again: Callable[[], Tensor] | None = None,
+    logits: Tensor, label: Tensor, label_logits: Tensor, keep: Tensor, again: Callable[[], Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     """softmax (rows, V) and logsumexp (rows, 1) of each row of logits (rows, V), given those at the label.
     Where `keep` (rows, 1) is 0, the logsumexp does not matter.
@@ -221,7 +217,9 @@ def _replace_by_gradient_(
     normalizers, divergences = [], []
     for part in (slice(start, start + rows) for start in range(0, logits.size(0), rows)):
         accurate = logits[part].to(label_logits.dtype)  # a view if the logits already have this type
-        softmax, normalizer = _softmax_and_normalizer(accurate, label[part], label_logits[part], keep[part])
+        softmax, normalizer = _softmax_and_normalizer(
+            accurate, label[part], label_logits[part], keep[part], None
+        )
         normalizers.append(normalizer)
         divergences.append(_replace_by_r_drop_gradient_(accurate, softmax, r_drop / 2))
         _add_to_labels_(accurate, label[part], at_label)

@@ -13,12 +13,12 @@ from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import Models
 
 
 @torch.inference_mode()
 def search(
-    models: Sequence[DecodingTransformer],
+    models: Models,
     source: Tensor,
     source_keep: Tensor,
     config: DecodingConfig,
@@ -42,11 +42,10 @@ def search(
     lengths = source_keep.sum(1).to(widest_float(source.device))
     max_lengths = maximum_lengths(models, lengths, config, prefixes)
     constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes)
-    steps, sampled = int(max_lengths.max()), config.samples is not None
-    if not sampled and (config.beam_size > 1 or config.coverage_penalty):
-        predictor = Predictor(models, source, source_keep, config.beam_size, steps)
+    steps = int(max_lengths.max())
+    predictor = Predictor(models, source, source_keep, config.hypotheses, steps)
+    if config.samples is None and (config.beam_size > 1 or config.coverage_penalty):
         return beam_search(predictor, source_keep, constraints).hypotheses(n_best)
-    predictor = Predictor(models, source, source_keep, config.samples or 1, steps)
     noise = None
     if config.samples is not None:
         noise = noise_keys(config.seed, keys, config.samples, steps).to(source.device)
@@ -57,10 +56,7 @@ def search(
 
 
 def maximum_lengths(
-    models: Sequence[DecodingTransformer],
-    lengths: Tensor,
-    config: DecodingConfig,
-    prefixes: Sequence[Sequence[int]] | None,
+    models: Models, lengths: Tensor, config: DecodingConfig, prefixes: Sequence[Sequence[int]] | None
 ) -> Tensor:
     """Maximum lengths (B) of the translations of sources with lengths (B), including EOS on both sides."""
     max_lengths = (lengths * config.max_length_ratio + config.max_length_offset).long()

@@ -70,7 +70,7 @@ def test_values_and_gradients_equal_the_formula(kernel, keys: int, masked: bool)
 def test_fused_attention_may_be_causal(length: int) -> None:
     tensors = inputs(length, length)
     keep = torch.ones(length, length, dtype=torch.bool).tril()
-    out, expected = fused_attention(*tensors, None, causal=True), reference(*tensors, keep)
+    out, expected = fused_attention(*tensors, None, True, 0.0), reference(*tensors, keep)
     torch.testing.assert_close(out, expected, **DOUBLE)
 
 
