@@ -75,7 +75,7 @@ def attention(
         memory = None if keys_values is None else keys.pad(keys_values).flatten(0, 1)
         padded = queries.as_padded(), keys.as_padded(masked=not causal)
         out = attention(rows, memory, heads, *padded, causal, rate, generator)
-        return out.index_select(0, queries.slots)
+        return out.index_select(0, queries.slots())
     on_cpu = projected.device.type == "cpu"
     explicit = maps is not None or (rate > 0 and (on_cpu or isinstance(generator, HashKey)))
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
