@@ -65,18 +65,6 @@ def numbered(windows: Iterable[tuple[list[str], list[str]]], first: int) -> Iter
         first += lines
 
 
-def in_turn(
-    windows: Iterator[Window],
-    split: Callable[[Window], DecodingTask],
-    decode: Callable[[DecodingTask, Decoded], Found],
-    decoded: Decoded,
-) -> Results:
-    """Like `overlapped`, but everything is done by the caller's thread, in turn."""
-    for window in windows:
-        task = split(window)
-        yield window, task, decode(task, decoded)
-
-
 def overlapped(
     windows: Iterator[Window],
     split: Callable[[Window], DecodingTask],

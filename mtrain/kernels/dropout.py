@@ -7,7 +7,7 @@
                        devices use `torch.nn.functional.dropout` and ignore it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,19 @@ class HashKey(NamedTuple):
 
     key: Tensor  # (1,) int32, on the device of the elements; changes from micro-batch to micro-batch
     salt: Tensor  # (1,) int32: a different one for each place in the model that drops elements
+    places: Tensor | None = None  # int32: the index of each element; by default, that in its tensor
+
+    def of_weights(self, tokens: Tensor, heads: int, keys: int) -> Self:
+        """For attention weights (N, H, T, S), where S is `keys`.
+
+        tokens (N, T) are the indices of the queries among all tokens of the batch. With up to 128 keys, the
+        mask depends only on the query's token, the head and the position of the key in its sequence, not on
+        padding: the kernel for packed sequences computes the same.
+        """
+        head = torch.arange(heads, dtype=torch.int32, device=tokens.device)[:, None, None]  # (H, 1, 1)
+        rows = tokens.int()[:, None, :, None] * heads + head  # (N, H, T, 1)
+        key = torch.arange(keys, dtype=torch.int32, device=tokens.device)
+        return self._replace(places=rows * max(keys, 128) + key)
 
 
 Generator = torch.Generator | HashKey | None
@@ -57,31 +70,21 @@ def _hashed_dropout(x: Tensor, rate: float, hash_key: HashKey, relu: bool, resid
     if relu and residual is not None:
         return residual + _hashed_dropout(x, rate, hash_key, relu, None)
     # Compiled code fuses the operators below, and stores no mask either.
-    if not torch.compiler.is_compiling() and x.dtype != torch.float64 and triton_works(x.device):
+    key, salt, places = hash_key
+    is_eager = places is None and not torch.compiler.is_compiling()
+    if is_eager and x.dtype != torch.float64 and triton_works(x.device):
         from mtrain.kernels.triton.dropout import hashed_dropout
 
-        sizes, arguments = (x.dtype, residual is None, relu), (x, rate, *hash_key, relu, residual)
+        sizes, arguments = (x.dtype, residual is None, relu), (x, rate, key, salt, relu, residual)
         if (dropped := attempt(hashed_dropout, x.device, sizes, *arguments)) is not None:
             return dropped
-    index = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    if places is None:
+        places = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     x = x if residual is None else x.to(residual.dtype)
-    out = torch.where(kept(index, *hash_key, rate), x * (1 / (1 - rate)), 0)
+    out = torch.where(kept(places, key, salt, rate), x * (1 / (1 - rate)), 0)
     if relu:  # last, because its backward pass needs nothing but the result
         return F.relu(out)
     return out if residual is None else residual + out
-
-
-def keep_weights(hash_key: HashKey, rate: float, tokens: Tensor, heads: int, keys: int) -> Tensor:
-    """Whether dropout keeps each attention weight: (N, H, T, S) bool.
-
-    tokens (N, T) are the indices of the queries among all tokens of the batch, and `keys` is S. With up
-    to 128 keys, the result depends only on the query's token, the head and the position of the key in its
-    sequence, not on padding: the kernel for packed sequences computes the same.
-    """
-    head = torch.arange(heads, dtype=torch.int32, device=tokens.device)[:, None, None]  # (H, 1, 1)
-    rows = tokens.int()[:, None, :, None] * heads + head  # (N, H, T, 1)
-    index = rows * max(keys, 128) + torch.arange(keys, dtype=torch.int32, device=tokens.device)
-    return kept(index, *hash_key, rate)
 
 
 class _ReluDropout(torch.autograd.Function):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mtrain.data.epochs.batching import collate
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, batch_type, pack
+from mtrain.data.epochs.packed_batch import AnyBatch, ChooseLayout, Layout, PackedBatch, batch_type, pack
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
 from mtrain.data.rewriting.rewrite import Throttle, never
@@ -47,11 +47,7 @@ class Loader:
     without pairs has a batch without pairs."""
 
     def __init__(
-        self,
-        planner: WindowPlanner,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
+        self, planner: WindowPlanner, tokenizer: Tokenizer, device: torch.device, layout_for: ChooseLayout
     ):
         self.planner, self.device = planner, device
         self.tokenizer, self.layout_for = tokenizer, layout_for
@@ -139,7 +135,7 @@ def make_batch(
     pad_id: int,
     bos_id: int,
     rows: list[int],
-    layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
+    layout_for: ChooseLayout = lambda exact: None,
 ) -> AnyBatch:
     """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
     batch has the layout that `layout_for` returns for the exact one, if any."""

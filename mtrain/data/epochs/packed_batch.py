@@ -6,7 +6,7 @@ pairs have: the surplus tokens then form sequences whose labels are ignored, and
 gradient.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -72,6 +72,9 @@ class Layout(NamedTuple):
             found.append(buffer[start : start + size])
             start += _aligned(size)
         return Parts(*found)
+
+
+ChooseLayout = Callable[[Layout], Layout | None]  # for the exact layout of a batch; None: that one
 
 
 def _aligned(size: int) -> int:

@@ -43,15 +43,12 @@ class Resolved(NamedTuple):
 
 
 def resolve_config(
-    config: Config,
-    scanner: CorpusScanner | None = None,
-    learn_again: bool = False,
-    speed: float | None = None,
+    config: Config, scanner: CorpusScanner | None = None, relearn: bool = False, speed: float | None = None
 ) -> Resolved:
     """Set the keys that come from another model or from `preset: auto`.
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
-    grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`. `speed` is the
+    grown. A run with a tokenizer keeps its vocabulary size, unless with `relearn`. `speed` is the
     `assumed_speed` of all devices that train, by default of one of this machine.
 
     Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from the model,
@@ -67,7 +64,7 @@ def resolve_config(
         if path is not None:
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return Resolved(_choose_tokenizer_settings(config, scanner, learn_again, speed))
+        return Resolved(_choose_tokenizer_settings(config, scanner, relearn, speed))
     classifies = config.model.is_classifier
     # A pair classifier may start from the encoder of a translation model.
     initial_model = (load_any_model if classifies else load_model)(Path(init_from))
@@ -156,14 +153,14 @@ def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
 
 
 def _choose_tokenizer_settings(
-    config: Config, scanner: CorpusScanner | None, learn_again: bool, speed: float | None
+    config: Config, scanner: CorpusScanner | None, relearn: bool, speed: float | None
 ) -> Config:
     """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer.
     A tokenizer that exists also keeps its normalization, whose default was once `nmt_nfkc`."""
     if config.tokenizer.path is not None:
         return config
     is_automatic = config.model.preset == "auto"
-    if not learn_again and (folder := find_tokenizer(config)):
+    if not relearn and (folder := find_tokenizer(config)):
         settings = tokenizer_settings(folder)
         kept: dict[str, Any] = {"normalization": settings.normalization}
         if is_automatic:  # the corpus need not be read to count its pairs

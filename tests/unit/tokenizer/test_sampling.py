@@ -45,7 +45,9 @@ def pieces(tokenizer: Tokenizer, row: list[int]) -> tuple[str, ...]:
 
 
 @given(
-    texts=st.lists(st.sampled_from(TEXT) | st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=4),
+    texts=st.lists(
+        st.sampled_from(TEXT) | st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=4
+    ),
     strength=st.floats(0.001, 1),
     kind=st.sampled_from(KINDS),
     byte_fallback=st.booleans(),
