@@ -228,6 +228,8 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
     if config is not None and config.data.stages:
         rows.append(["stage", f"{len(progress.stage_starts)} of {len(config.data.stages)}"])
     rows += _amounts(progress.epoch, progress.target_tokens, progress.seconds)
+    if progress.arithmetic:
+        rows.append(["device", progress.arithmetic])
     if config is not None:
         training = config.training
         limits = [f"{name} {value:g}" for name in _LIMITS if (value := getattr(training, name)) is not None]

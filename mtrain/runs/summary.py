@@ -41,6 +41,7 @@ class RunProgress(BaseModel):
     stage_starts: Annotated[list[_Count], Field(min_length=1)] = [0]  # first epochs of the begun stages
     target_tokens: _Count = Field(0, validation_alias="target_tokens_seen")
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    arithmetic: str = ""  # device, precision and versions that made the newest checkpoint
     validations_without_improvement: _Count = 0  # in a row
     logged_step: _Count = 0  # of the last line of metrics.jsonl
     checkpoints: _Count = 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 
@@ -64,6 +66,21 @@ def test_a_run_is_described_with_its_progress(mtrain, run_copy):
     assert found["step"] == 200 and found["limits"]["max_steps"] == 200
     best = json.loads((run_copy / "checkpoints/index.json").read_text())["best"]
     assert f"step-{found['best']['step']:08d}" == best
+
+
+def test_device_precision_and_version_of_a_run_are_shown(mtrain, run_copy):
+    shown = rows_of(mtrain("info", run_copy)[1])["device"]
+    version = re.escape(torch.__version__)
+    assert re.fullmatch(
+        rf"cpu \(.+\), fp32, torch {version}, \d workers?, micro-batches of 512 tokens", shown
+    )
+    assert described(mtrain, run_copy)["progress"]["arithmetic"] == shown
+    for file in run_copy.glob("checkpoints/step-*/state.json"):
+        state = json.loads(file.read_text())
+        del state["arithmetic"]
+        file.write_text(json.dumps(state))
+    rows = rows_of(mtrain("info", run_copy)[1])
+    assert "device" not in rows and rows["steps"] == "200"
 
 
 def test_a_run_that_goes_on_is_described(mtrain, run_copy):
