@@ -42,7 +42,7 @@ def info(
     """Describe a model or a run.
 
     Prints languages, sizes, tokenizer, scores, training data, origin and license; for a run also its
-    progress. Verifies the files of the model.
+    progress, the device, and what `model.preset: auto` chose. Verifies the files of the model.
 
     Examples:
     mtrain info runs/mine
@@ -93,6 +93,7 @@ def _to_json(summary: "Summary") -> dict[str, Any]:
         training = summary.config.training if summary.config else None
         limits = training and training.model_dump(mode="json", include={*_LIMITS})
         values["progress"] = {**summary.progress.model_dump(mode="json"), "limits": limits}
+        values["choices"] = [choice._asdict() for choice in summary.choices]
     return {**values, "notes": summary.notes}
 
 
@@ -110,6 +111,8 @@ def _lines(summary: "Summary") -> Iterator[str]:
         yield from _section("Training", _progress(summary.progress, summary.config))
     elif model is not None:
         yield from _section("Training", _training(model.info))
+    choices = [[*map(str, choice)] for choice in summary.choices]
+    yield from _section("Automatic recipe", choices, ("key", "value", "reason"), (0, 2))
     if model is not None:
         scores, title = model.info.scores, "Scores before the export" if model.info.export else "Scores"
         rows = []
@@ -228,6 +231,8 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
     if config is not None and config.data.stages:
         rows.append(["stage", f"{len(progress.stage_starts)} of {len(config.data.stages)}"])
     rows += _amounts(progress.epoch, progress.target_tokens, progress.seconds)
+    if progress.arithmetic:
+        rows.append(["device", progress.arithmetic])
     if config is not None:
         training = config.training
         limits = [f"{name} {value:g}" for name in _LIMITS if (value := getattr(training, name)) is not None]

@@ -5,7 +5,7 @@ The comments name what each formula is based on; docs/experiments records the ru
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import SIZES
@@ -81,7 +81,7 @@ class Choice(NamedTuple):
     """A value for a key of the config, such as `training.learning_rate`, and why it was chosen."""
 
     key: str
-    value: Any
+    value: int | float | str
     reason: str
 
 

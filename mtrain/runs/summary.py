@@ -6,15 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mtrain.checkpoint.model_card import read_card, stated_license
 from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
 from mtrain.config.load import validate
+from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.runs.describe import describe_run
 from mtrain.runs.json_records import read_record
 from mtrain.runs.limits import limit_reached
@@ -24,6 +26,7 @@ from mtrain.storage.manifest import INFO, MANIFEST, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
+_CHOICES = TypeAdapter(list[Choice], config=ConfigDict(allow_inf_nan=False))
 
 
 class Validation(BaseModel):
@@ -41,6 +44,7 @@ class RunProgress(BaseModel):
     stage_starts: Annotated[list[_Count], Field(min_length=1)] = [0]  # first epochs of the begun stages
     target_tokens: _Count = Field(0, validation_alias="target_tokens_seen")
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    arithmetic: str = ""  # device, precision and versions that made the newest checkpoint
     validations_without_improvement: _Count = 0  # in a row
     logged_step: _Count = 0  # of the last line of metrics.jsonl
     checkpoints: _Count = 0
@@ -93,6 +97,7 @@ class Summary(NamedTuple):
     notes: list[str]  # problems of files that no other command needs
     config: Config | None  # of a run
     progress: RunProgress | None  # of a run
+    choices: list[Choice]  # of `model.preset: auto`, when a run began
 
 
 def summarize(path: Path) -> Summary:
@@ -114,6 +119,7 @@ def _summarize(path: Path) -> Summary:
     notes: list[str] = []
     folder = path
     config = progress = None
+    choices: list[Choice] = []
     if _is_run(path):
         folder = path / "model"
         try:
@@ -121,8 +127,9 @@ def _summarize(path: Path) -> Summary:
         except UsageError as error:
             notes.append(str(error))
         progress = read_progress(path, config.training if config else None)
+        choices = _read_choices(path)
         if not folder.is_dir():
-            return Summary(path, None, None, None, notes, config, progress)
+            return Summary(path, None, None, None, notes, config, progress, choices)
     model = describe_model(folder)
     if model.problem:
         notes.append(model.problem)
@@ -133,7 +140,14 @@ def _summarize(path: Path) -> Summary:
         license = stated_license(read_card(folder) or "")
     except ModelError as error:
         notes.append(str(error))
-    return Summary(path, model, _files(folder), license, notes, config, progress)
+    return Summary(path, model, _files(folder), license, notes, config, progress, choices)
+
+
+def _read_choices(run_dir: Path) -> list[Choice]:
+    """What `model.preset: auto` chose; none if it chose nothing, or if the record is missing or damaged."""
+    with suppress(OSError, ValueError):
+        return _CHOICES.validate_json(read_file(run_dir / "choices.json"))
+    return []
 
 
 def _is_run(path: Path) -> bool:

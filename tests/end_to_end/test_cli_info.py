@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 
 from mtrain.checkpoint.model_info import read_info, write_info
+from mtrain.config.recipe import Choice
 from mtrain.storage.manifest import write_manifest
+from mtrain.training.setup.run_folder import record_choices
 from tests.support.cli import one_line
 from tests.support.marian import make
 from tests.support.training import read_metrics
@@ -64,6 +68,45 @@ def test_a_run_is_described_with_its_progress(mtrain, run_copy):
     assert found["step"] == 200 and found["limits"]["max_steps"] == 200
     best = json.loads((run_copy / "checkpoints/index.json").read_text())["best"]
     assert f"step-{found['best']['step']:08d}" == best
+
+
+def test_device_precision_and_version_of_a_run_are_shown(mtrain, run_copy):
+    shown = rows_of(mtrain("info", run_copy)[1])["device"]
+    version = re.escape(torch.__version__)
+    assert re.fullmatch(
+        rf"cpu \(.+\), fp32, torch {version}, \d workers?, micro-batches of 512 tokens", shown
+    )
+    assert described(mtrain, run_copy)["progress"]["arithmetic"] == shown
+    for file in run_copy.glob("checkpoints/step-*/state.json"):
+        state = json.loads(file.read_text())
+        del state["arithmetic"]
+        file.write_text(json.dumps(state))
+    rows = rows_of(mtrain("info", run_copy)[1])
+    assert "device" not in rows and rows["steps"] == "200"
+
+
+def test_what_auto_chose_is_shown_with_reasons(mtrain, run_copy):
+    assert described(mtrain, run_copy)["choices"] == []
+    assert "Automatic recipe" not in mtrain("info", run_copy)[1]
+    choices = [
+        Choice("model.preset", "micro", "29 pairs"),
+        Choice("model.dropout", 0.0, "1 epochs"),
+        Choice("training.max_steps", 2148, "as many as 2 minutes allow"),
+    ]
+    record_choices(run_copy, choices)
+    assert described(mtrain, run_copy)["choices"] == [choice._asdict() for choice in choices]
+    shutil.rmtree(run_copy / "model")  # as before the first validation
+    shown = mtrain("info", run_copy)[1].partition("\nAutomatic recipe\n")[2].splitlines()
+    assert shown == [
+        "  key                 value  reason",
+        "  model.preset        micro  29 pairs",
+        "  model.dropout         0.0  1 epochs",
+        "  training.max_steps   2148  as many as 2 minutes allow",
+    ]
+    for damaged in ("[[", '[{"key": "model.preset"}]', '[{"key": "a", "value": 1e999, "reason": ""}]'):
+        (run_copy / "choices.json").write_text(damaged)
+        code, out, _ = mtrain("info", run_copy)
+        assert code == 0 and "Automatic recipe" not in out
 
 
 def test_a_run_that_goes_on_is_described(mtrain, run_copy):

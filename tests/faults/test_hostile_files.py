@@ -103,7 +103,7 @@ def replace_with(kind: str, file: Path) -> None:
 KINDS = ["pipe", "device", "folder", "huge"]
 RECORDS = (
     *("samples.jsonl", "best_validation.json", "test_scores.json", "origin.json", "checkpoints/index.json"),
-    *("data/check.json", "data/summary.json", "data/validation.jsonl"),
+    *("data/check.json", "data/summary.json", "data/validation.jsonl", "choices.json"),
 )
 
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import micro_batch_tokens
+from mtrain.training.setup.run_folder import record_choices
 from mtrain.training.setup.timing import measure_speed
 from mtrain.training.step.learner import Learner
 
@@ -58,7 +60,8 @@ def complete_config(
 ) -> Config:
     """The config of a run with a value for every key. Rank 0 of `ranks` calls this.
 
-    Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
+    Logs and records what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair
+    is left, StorageError if the record cannot be written.
     """
     if not is_incomplete(config):
         return config
@@ -83,7 +86,9 @@ def complete_config(
     work = make_workload(config, lengths, speed, assumed_speed_of(ranks), on_cpu)
     completed, choices = choose_values(config, work)
     if config.model.preset == "auto":
-        log_choices([*earlier, *choices])
+        choices = [*earlier, *choices]
+        log_choices(choices)
+        record_choices(Path(config.run_dir), choices)
     return completed
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import RUN_HEADER, describe_ancestor, has_run_config
+from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
@@ -40,7 +41,7 @@ _CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "sacrebleu
 _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
     *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
-    "tensorboard",
+    *("choices.json", "tensorboard"),
 ]
 _LEFTOVERS = ["checkpoints/.index.json.*tmp", "data/.epoch-*", *(f".{name}.*tmp" for name in _CONTENTS)]
 
@@ -69,6 +70,8 @@ def open_run(config: Config, saved: Config | None, resume: str, allow_data_chang
         chosen = _newest_valid(checkpoints)
     if chosen is None:
         write_config(config)  # now, because it marks the folder as a run folder
+        # A run that ended before its first checkpoint may have left its choices.
+        (run_dir / "choices.json").unlink(missing_ok=True)
     elif saved is not None:
         _check_config_changes(config, saved, len(chosen.state.position.starts), allow_data_change)
     return chosen
@@ -150,6 +153,13 @@ def write_config(config: Config) -> None:
         if read_file(file) == text.encode():
             return
     write_atomically(file, text)
+
+
+def record_choices(run_dir: Path, choices: Sequence[Choice]) -> None:
+    """Write what `model.preset: auto` chose for a new run, and why, to `RUN/choices.json`. Raises
+    StorageError."""
+    values = [choice._asdict() for choice in choices]
+    write_atomically(run_dir / "choices.json", json.dumps(values, indent=1) + "\n")
 
 
 def record_initial_model(run_dir: Path, initial_model: Loaded[AnyModel] | None, path: str | None) -> None:

@@ -1,6 +1,7 @@
 """`model.preset: auto`, the default, chooses the recipe, unless the config gives it."""
 
 import itertools
+import json
 import logging
 import random
 import time
@@ -103,6 +104,9 @@ def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, s
         value = plan[section][name]
         if key != "training.ema_decay" and name not in SIZES:
             assert any(line.split()[:2] == [key, str(value)] for line in table), key
+    choices = (run / "choices.json").read_text()
+    recorded = [[str(choice[name]) for name in ("key", "value", "reason")] for choice in json.loads(choices)]
+    assert recorded == [line.split(maxsplit=2) for line in table]
     fit(automatic(make_config(), max_minutes=0.005, log_every=1), device="cpu")
     assert written(run) == plan
     # A longer time allows more steps, in proportion. Nothing else changes.
@@ -111,6 +115,16 @@ def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, s
     assert extended["training"].pop("max_steps") == 2 * plan["training"].pop("max_steps")
     assert extended["training"].pop("max_minutes") == 2 * plan["training"].pop("max_minutes")
     assert extended == plan
+    assert (run / "choices.json").read_text() == choices  # with the steps that the run began with
+
+
+def test_a_run_that_begins_anew_forgets_what_was_chosen_before(make_config, tmp_path):
+    run = prepare_run(make_config(model={"preset": "auto"}))
+    complete_config.complete_config(run.config, run.tokenizer, run.data, Ranks(torch.device("cpu")))
+    file = tmp_path / "run/choices.json"
+    assert {"key": "model.preset", "value": "micro", "reason": "8 pairs"} in json.loads(file.read_text())
+    prepare_run(make_config())
+    assert not file.exists()
 
 
 def test_a_run_without_any_limit_ends_when_validation_stops_improving(

@@ -60,7 +60,7 @@ def test_a_tokenizer_learned_with_other_settings_is_not_used(make_config):
 
 
 @pytest.mark.parametrize(
-    "name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl", "origin.json"]
+    "name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl", "origin.json", "choices.json"]
 )
 def test_a_folder_with_foreign_files_is_not_a_run_folder(make_config, tmp_path, name):
     file = tmp_path / "mine" / name
