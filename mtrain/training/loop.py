@@ -23,6 +23,7 @@ from mtrain.interop.formats import describe_exports
 from mtrain.kernels.reproducible import reproducible
 from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.signals import StopSignal
+from mtrain.training.step.arithmetic import describe_arithmetic, log_changes
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
 from mtrain.training.step.learning_rate import learning_rate, r_drop_weight
 from mtrain.training.trainer import Trainer
@@ -40,6 +41,8 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
     window = _open_first_window(trainer, stop)
     try:
         _dry_run(trainer, window)
+        if trainer.checkpoint is not None:
+            log_changes(trainer.state, _arithmetic(trainer), trainer.learner, trainer.ranks)
         trainer.progress.start()
         with trainer.progress.bar, closing(trainer.progress), closing(trainer.saver):
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
@@ -231,7 +234,7 @@ def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
     parameters = sum(p.numel() for p in trainer.model.parameters())
     frozen = sum(p.numel() for p in trainer.model.parameters() if not p.requires_grad)
     architecture = trainer.model.config
-    log.info("device: %s", trainer.arithmetic)
+    log.info("device: %s", _arithmetic(trainer))
     sizes = f"{parameters / 1e6:.2f} million parameters ({frozen / 1e6:.2f} frozen)"
     log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
     if not architecture.is_classifier:
@@ -249,6 +252,10 @@ def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
         if stages <= 1:  # their epochs differ
             planned += f", {total / window.steps_in_epoch:.1f} epochs"
         log.info("planned: %s", planned)
+
+
+def _arithmetic(trainer: Trainer) -> str:
+    return describe_arithmetic(trainer.learner, trainer.ranks, trainer.state.micro_batch_tokens)
 
 
 def _dry_run(trainer: Trainer, window: Window) -> None:

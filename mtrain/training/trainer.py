@@ -23,7 +23,7 @@ from mtrain.training.records.saver import Saver, saves_in_background
 from mtrain.training.setup.micro_batch import agree_on_micro_batches
 from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
-from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes
+from mtrain.training.step.arithmetic import describe_computation
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.graph_learner import make_learner
 from mtrain.training.step.learner import Learner
@@ -58,9 +58,6 @@ class Trainer:
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
         self.planner = WindowPlanner(self.corpus, config, division)
         self.loader = Loader(self.planner, run.tokenizer, ranks.device, self.learner.layout_for)
-        self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
-        if run.checkpoint:
-            log_changes(state, self.arithmetic, self.learner, ranks)
         # The state keeps the steps of the first epoch, so that a resumed run has the same learning rates.
         length, stages = state.steps_in_first_epoch, config.data.stages
         if length is None and training.max_epochs is not None and stages is None:

@@ -55,7 +55,7 @@ class Place(NamedTuple):
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "operators":
         return Place("operators", torch.float64, torch.device("cpu"))
-    monkeypatch.setattr("mtrain.kernels.decoding_step.triton_works", lambda device: True)
+    monkeypatch.setattr("mtrain.kernels.triton.available.suits_kernels", lambda x: True)
     return Place("triton", torch.float32, torch.device("cuda" if GPU else "cpu"))
 
 

@@ -40,9 +40,10 @@ def compile_all(capability: int) -> None:
     """Compile every kernel, and check how much shared memory it needs."""
     import torch
 
-    from mtrain.kernels.triton.attention import attention_kernel, suits_short_attention
+    from mtrain.kernels.triton.attention import attention_kernel
     from mtrain.kernels.triton.cross_entropy import cross_entropy_kernel
     from mtrain.kernels.triton.dropout import dropout_kernel
+    from mtrain.kernels.triton.tiles import suits_short_attention
 
     dtype, limit = "bf16" if capability >= 80 else "fp16", SHARED_MEMORY[capability]
     for constants in (
