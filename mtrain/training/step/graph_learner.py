@@ -11,7 +11,6 @@ The computation is that of `Learner`. It differs in what a graph requires, see `
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -24,6 +23,7 @@ from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, split_batches
 from mtrain.device import preserved_random_states, should_compile
 from mtrain.distributed.ranks import Ranks
+from mtrain.errors import is_out_of_memory
 from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
 from mtrain.kernels.foreach import change_all
 from mtrain.model.build import AnyModel
@@ -72,24 +72,23 @@ class GraphLearner(Learner):
         self._forget_graphs()
 
     def expect(self, layouts: Iterable[Layout]) -> None:
-        """Choose shapes that fit micro-batches of these exact layouts, unless they were restored, or memory
-        does not suffice for micro-batches of this size."""
-        if not self.shapes.source and self.max_micro_batch_positions == math.inf:
-            self._enlarge(self.shapes.including(layouts))
+        """Choose shapes that fit micro-batches of these exact layouts, as far as memory suffices, unless
+        shapes were restored."""
+        if not self.shapes.source:
+            self._use(self.shapes.including(layouts).within(self.max_micro_batch_positions))
 
     def layout_for(self, exact: Layout) -> Layout | None:
         """The layout for a micro-batch whose exact layout is given; None if it must be split, or if it needs
         other shapes than those of the graphs."""
-        too_large = exact.source + exact.target > self.max_micro_batch_positions
-        return None if too_large else self.shapes.layout_for(exact)
+        return self.shapes.layout_for(exact)
 
     def describe_shapes(self) -> list[int]:
         """See `Learner`."""
-        return self.shapes.numbers
+        return self.shapes.to_list()
 
     def restore_shapes(self, shapes: list[int]) -> None:
         """See `Learner`."""
-        self._enlarge(self.shapes.with_numbers(shapes))
+        self._use(self.shapes.restored(shapes))
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """See `Learner`."""
@@ -125,7 +124,7 @@ class GraphLearner(Learner):
 
     def _compute_gradients(self, layout: Layout) -> list[Tensor]:
         """The gradients of the micro-batch in the buffer. Adds its loss and nll to the sums."""
-        batch = PackedBatch(self._buffer[: layout.numbers], layout, 0, [])
+        batch = PackedBatch(self._buffer[: layout.buffer_size], layout, layout, [])
         sums = self.loss_on_device(self.model, batch)
         self._sums += torch.stack([sums.loss.detach(), sums.nll])
         scaled = sums.loss * self._factor * self.loss_scaler.scale
@@ -138,9 +137,7 @@ class GraphLearner(Learner):
         """The micro-batches of a step in the layouts of graphs that are ready. If memory of a rank runs out,
         all of them try again with smaller micro-batches; if a rank cannot capture its graphs, without any."""
         while True:
-            before = self.max_micro_batch_positions
-            batches = split_batches(batches, before)
-            ready = self._try_to_prepare(cast(list[PackedBatch], batches))
+            ready = self._try_to_prepare(cast(Sequence[PackedBatch], batches))
             failed, limit, without_graphs = self.ranks.all_reduce_max(
                 ready is None, -self.max_micro_batch_positions, not self.uses_graphs
             )
@@ -148,15 +145,14 @@ class GraphLearner(Learner):
                 return ready
             self.uses_graphs, self.max_micro_batch_positions = not without_graphs, -limit
             self._forget_graphs()
-            if self.max_micro_batch_positions < before:
-                self.shapes = FixedShapes(self.model.config.max_positions)
+            self.shapes = self.shapes.within(-limit)
             self._release_memory()
 
-    def _try_to_prepare(self, batches: list[PackedBatch]) -> list[PackedBatch] | None:
+    def _try_to_prepare(self, batches: Sequence[PackedBatch]) -> list[PackedBatch] | None:
         """Like `_prepare`, in this process; None if memory has run out or a graph cannot be captured."""
-        whole = len(batches) == 1 and self.ranks.size == 1
         try:
             fitted = self._fitted(batches)
+            whole = len(fitted) == 1 and self.ranks.size == 1
             graphs = [_Graph(batch.layout, whole, self.r_drop) for batch in fitted]
             if not whole:
                 self._allocate_accumulated()
@@ -169,23 +165,38 @@ class GraphLearner(Learner):
             self.uses_graphs = False
             return None
         except (RuntimeError, MemoryError) as error:
-            self._reduce_micro_batches(error, batches)
+            limit = self.shapes.tokens / 2
+            pairs = cast(list[PackedBatch], split_batches(batches, 0))
+            needed = self.shapes.within(limit).including(pair.exact for pair in pairs)
+            if not is_out_of_memory(error) or needed.tokens >= self.shapes.tokens:
+                raise
+            self._limit_micro_batches(limit, batches)
             return None
         return fitted
 
-    def _fitted(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+    def _fitted(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
         """The batches in the layouts of graphs. The loader has already packed most of them so."""
-        exact = [batch.exact_layout() for batch in batches]
-        if any(self.shapes.layout_for(layout) is None for layout in exact):
-            self._enlarge(self.shapes.including(exact))
-        layouts = [cast(Layout, self.shapes.layout_for(layout)) for layout in exact]
-        pairs = zip(batches, layouts, strict=True)
-        return [batch if batch.layout == layout else batch.in_layout(layout) for batch, layout in pairs]
+        parts = [part for batch in batches for part in self._parts(batch)]
+        self._use(self.shapes.including(part.exact for part in parts))
+        layouts = [cast(Layout, self.shapes.layout_for(part.exact)) for part in parts]
+        pairs = zip(parts, layouts, strict=True)
+        return [part if part.layout == layout else part.in_layout(layout) for part, layout in pairs]
 
-    def _enlarge(self, shapes: FixedShapes) -> None:
+    def _parts(self, batch: PackedBatch) -> list[PackedBatch]:
+        """The batch, in shapes that fit it, or parts of it if these would exceed the limit. Only a single
+        pair may not fit the shapes then."""
+        larger, limit = self.shapes.including([batch.exact]), self.max_micro_batch_positions
+        if larger == self.shapes or larger.tokens <= limit:
+            self._use(larger)
+            return [batch]
+        if not self.shapes.source:
+            self._use(larger.within(limit))
+        return batch.divided(self.shapes.source, self.shapes.target)
+
+    def _use(self, shapes: FixedShapes) -> None:
         if shapes != self.shapes:
-            self._forget_graphs()
             self.shapes = shapes
+            self._forget_graphs()
 
     def _forget_graphs(self) -> None:
         self._works: dict[_Graph, Work] = {}
@@ -215,9 +226,9 @@ class GraphLearner(Learner):
         work = partial(self._compute, graph)
         if not self.optimizer.state:
             self._allocate_moments()
-        if len(self._buffer) < batch.layout.numbers:
+        if len(self._buffer) < batch.layout.buffer_size:
             layouts = map(self.shapes.layout_of_class, range(len(self.shapes.pairs)))
-            self._buffer = self._buffer.new_zeros(max(layout.numbers for layout in layouts))
+            self._buffer = self._buffer.new_zeros(max(layout.buffer_size for layout in layouts))
         self._load(batch, max(1, batch.target_tokens), key=0)
         self._skip.fill_(1)
         restore = self._restorer()

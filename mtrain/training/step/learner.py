@@ -170,10 +170,13 @@ class Learner:
         divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
         if not is_out_of_memory(error) or not divisible:
             raise error
-        self.max_micro_batch_positions = max(divisible) / 2
+        self._limit_micro_batches(max(divisible) / 2, batches)
+
+    def _limit_micro_batches(self, limit: float, batches: Sequence[AnyBatch]) -> None:
+        """Limit micro-batches to `limit` positions after memory has run out in `batches`."""
+        self.max_micro_batch_positions = limit
         size = f"{len(batches)} micro-batches ({sum(len(batch.rows) for batch in batches)} pairs)"
         unit = "tokens" if self.device.type == "cuda" else "padded tokens"
-        limit = int(self.max_micro_batch_positions)
         log.warning("out of memory in %s; limiting each to %d %s", size, limit, unit)
 
     def _release_memory(self) -> None:
