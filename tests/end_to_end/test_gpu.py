@@ -34,8 +34,9 @@ from mtrain.tokenizer.rows import Rows
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train_step
-from mtrain.training.step.graph_learner import GraphLearner, make_learner
+from mtrain.training.step.graph_learner import GraphLearner
 from mtrain.training.step.learner import Learner, StepMetrics
+from mtrain.training.step.make_learner import make_learner
 from mtrain.training.trainer import Trainer
 from tests.support.faults.saves import Killed
 from tests.support.paths import ROOT

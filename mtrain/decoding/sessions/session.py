@@ -150,7 +150,7 @@ class Session:
             with self.pool.prepared():
                 for key in new:
                     self.position.zero_()
-                    self._work[key] = self.pool.capture(self._work[key], warm_ups=1)
+                    self._work[key] = self.pool.capture(self._work[key])
         except CaptureError as error:
             self.pool = None
             _warn_once(f"decoding continues without CUDA graphs: {error}")

@@ -42,7 +42,10 @@ class FixedShapes(NamedTuple):
     def restored(self, sizes: list[int]) -> "FixedShapes":
         """The shapes of which `to_list` returned these sizes; the current ones if there are none, or if the
         number of classes was another."""
-        return FixedShapes(*sizes[:4], tuple(sizes[4:])) if len(sizes) == len(self.to_list()) else self
+        if len(sizes) != len(self.to_list()):
+            return self
+        max_positions, longest, source, target, *pairs = sizes
+        return FixedShapes(max_positions, longest, source, target, tuple(pairs))
 
     def including(self, layouts: Iterable[Layout]) -> "FixedShapes":
         """Shapes that also fit micro-batches of these exact layouts."""

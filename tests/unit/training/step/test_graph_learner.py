@@ -53,9 +53,11 @@ def eager(model: Transformer, training: TrainingConfig) -> Learner:
     return hash_dropout(Learner(model, training))
 
 
-def graphs(model: Transformer, training: TrainingConfig) -> Learner:
+def graphs(model: Transformer, training: TrainingConfig) -> GraphLearner:
     """A learner with graphs."""
-    return hash_dropout(GraphLearner(model, training, Ranks(CPU)))
+    learner = GraphLearner(model, training, Ranks(CPU))
+    hash_dropout(learner)
+    return learner
 
 
 def make_model(**changes: object) -> Transformer:
@@ -304,12 +306,53 @@ def test_training_continues_without_graphs_if_they_cannot_be_captured(monkeypatc
     same(found, take_all(eager))
 
 
-def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, caplog):
-    monkeypatch.setattr(GraphPool, "capture", lambda pool, work: lambda: None)
+def is_whole_step(graph) -> bool:
+    return graph.layout is not None and graph.with_update
+
+
+def is_gradient(graph) -> bool:
+    return not graph.with_update
+
+
+def is_update(graph) -> bool:
+    return graph.layout is None
+
+
+def do_nothing(work: Work) -> Work:
+    return lambda: None
+
+
+def without_optimizer(work: Work) -> Work:
+    """The same work, in which the optimizer does nothing."""
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.optim.AdamW, "step", lambda optimizer: None)
+            work()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "wrong", "model"),
+    [
+        (is_whole_step, do_nothing, {}),
+        (is_whole_step, do_nothing, {"dropout": 0.1, "attention_dropout": 0.1}),
+        (is_whole_step, without_optimizer, {}),
+        (is_gradient, do_nothing, {}),
+        (is_gradient, do_nothing, {"attention_dropout": 0.1}),
+        (is_update, do_nothing, {}),
+        (is_update, without_optimizer, {}),
+    ],
+)
+def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, caplog, is_wrong, wrong, model):
+    monkeypatch.setattr(
+        GraphPool, "capture", lambda pool, work: wrong(work) if is_wrong(work.args[0]) else work
+    )
     with caplog.at_level(logging.WARNING):
-        found = take_all(graphs)
-    assert len(caplog.messages) == 1 and "a graph computes another loss, nll and gradient" in caplog.text
-    same(found, take_all(eager))
+        found = take_all(graphs, {"clip_norm": 0.5}, **model)
+    assert len(caplog.messages) == 1 and "a graph computes another loss, nll, gradient or" in caplog.text
+    same(found, take_all(eager, {"clip_norm": 0.5}, **model))
 
 
 @pytest.mark.parametrize("fault", [None, "memory", "capture"])
