@@ -285,7 +285,8 @@ class GraphLearner(Learner):
         work()
         if not graph.with_update:
             return torch.cat([self._sums, nn.utils.get_total_norm(self._accumulated)[None]])
-        norms = [nn.utils.get_total_norm(tensors) for tensors in [self._trained, *self._moments()]]
+        updated: list[Sequence[Tensor]] = [self._trained, *self._moments()]
+        norms = [nn.utils.get_total_norm(tensors) for tensors in updated]
         return torch.stack([*self._values[:3], *norms]).detach()
 
 
