@@ -83,7 +83,6 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             if not trainer.learner.compiles:
                 trainer.ranks.expect_steps()
             reason = _record_step(trainer)
-            trainer.saver.raise_failure()
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
             if state.validation_due and not stopped:  # a stopped run validates when it is resumed
