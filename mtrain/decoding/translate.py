@@ -15,7 +15,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import DecodingTask, Ensemble
 from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import join_texts
-from mtrain.decoding.overlap import Pauses, Window, in_turn, numbered, overlapped, overlaps
+from mtrain.decoding.overlap import Pauses, Window, numbered, overlapped, overlaps
 from mtrain.decoding.search.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, Part, Splitter, windows
@@ -285,7 +285,8 @@ class Translator:
         def decoded(part: Part, found: list[Translation]) -> None:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
 
-        results = in_turn(given, split, workers.decode, decoded)
+        tasks = ((window, split(window)) for window in given)
+        results = ((window, task, workers.decode(task, decoded)) for window, task in tasks)
         if self._ranks is None and overlaps(self.device, lines, most):
             results = overlapped(given, split, workers.decode, decoded, pauses, self.device)
         with closing(results):
