@@ -84,13 +84,10 @@ def prepare(
     config: options.ConfigFile,
     workers: Annotated[
         int | None,
-        Option(
-            min=1,
-            max=1024,
-            metavar="N",
+        options.processes(
             help="Number of processes that check and encode, each on one core. By default one for each core, "
             "or, for small corpora (below 64 MiB to check, below 250,000 pairs to encode), a single one that "
-            "uses all cores.",
+            "uses all cores."
         ),
     ] = None,
     run_dir: options.RunDir = None,
@@ -128,11 +125,8 @@ def clean(
     ] = None,
     workers: Annotated[
         int | None,
-        Option(
-            min=1,
-            max=1024,
-            metavar="N",
-            help="Number of processes that filter; by default one for each core, or one below 64 MiB.",
+        options.processes(
+            help="Number of processes that filter; by default one for each core, or one below 64 MiB."
         ),
     ] = None,
     set_: options.Set = None,

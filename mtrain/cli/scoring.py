@@ -19,14 +19,13 @@ def score(
         Path | None, options.file("-i", "--input", metavar="FILE", help="Source sentences, one per line.")
     ] = None,
     target: Annotated[
-        Path | None, options.file(metavar="FILE", help="Translations of the lines of -i, one per line.")
+        Path | None, options.path(help="Translations of the lines of -i, one per line.")
     ] = None,
     tsv: Annotated[
         Path | None,
-        options.file(
-            metavar="FILE",
+        options.path(
             help="Tab-separated file with source and target in its first two columns, in place of -i and "
-            "--target. It is printed with the score as a further column.",
+            "--target. It is printed with the score as a further column."
         ),
     ] = None,
     quotes: Annotated[bool, Option("--quotes", help="Fields of --tsv may be in double quotes.")] = False,
@@ -99,12 +98,7 @@ def score(
 
 
 def _classify(
-    model: Path,
-    device: str,
-    settings: Sequence[str],
-    inputs: Sequence[Path],
-    output: Path | None,
-    quotes: bool,
+    model: Path, device: str, settings: list[str], inputs: Sequence[Path], output: Path | None, quotes: bool
 ) -> None:
     """Print the probability that each pair is good; with one input, a TSV file, as a further column."""
     from mtrain.checkpoint.model_folder import load_classifier

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.data.epochs.batching import MAX_ROWS, cut_by_budget
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import DecodingTransformer, Models
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.rows import Rows, pad
 
@@ -22,7 +22,7 @@ _NARROW = 512  # narrower models are narrow
 _MEMORY_SHARE = 0.5  # of the free memory
 
 
-def batch_tokens(config: DecodingConfig, models: Sequence[DecodingTransformer], device: torch.device) -> int:
+def batch_tokens(config: DecodingConfig, models: Models, device: torch.device) -> int:
     """`decoding.batch_tokens` in numbers. On a CUDA device, `auto` is 65,536, or 131,072 for models
     narrower than 512, halved (but not below the value of a CPU) until a batch fits in half of the free
     memory."""

@@ -15,11 +15,12 @@ from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.forced import cross_attention
 from mtrain.decoding.search.mbr import rank, sentence_metric
 from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.inputs import Batch
 from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.errors import ModelError, UsageError
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import DecodingTransformer, Models
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -106,12 +107,14 @@ def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothe
     """The best hypotheses of each part, from a session if possible."""
     config, parts = task.config, task.parts
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
+    n_best = task.n_best if config.mbr is None else None
     if ensemble.sessions is not None:
-        found = ensemble.sessions.search([part.source for part in parts], config, prefixes, keys)
+        batch = Batch([part.source for part in parts], config, prefixes, keys, n_best)
+        found = ensemble.sessions.search(batch)
         if found is not None:
             return found
     source, keep = _sources(ensemble, parts)
-    return search(ensemble.models, source, keep, config, prefixes, keys, task.scored)
+    return search(ensemble.models, source, keep, config, prefixes, keys, task.scored, n_best)
 
 
 def _sources(ensemble: DecodingEnsemble, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
@@ -121,7 +124,7 @@ def _sources(ensemble: DecodingEnsemble, parts: Sequence[Part]) -> tuple[Tensor,
 
 
 def _possible(
-    hypotheses: list[Hypothesis], models: Sequence[DecodingTransformer], config: DecodingConfig, part: Part
+    hypotheses: list[Hypothesis], models: Models, config: DecodingConfig, part: Part
 ) -> list[Hypothesis]:
     """The hypotheses of a part that the constraints allow. Raises an error if there are none."""
     if hypotheses and all(math.isfinite(h.log_prob) for h in hypotheses):
@@ -138,7 +141,7 @@ def _possible(
     return possible
 
 
-def _weights_are_finite(models: Sequence[DecodingTransformer]) -> bool:
+def _weights_are_finite(models: Models) -> bool:
     return all(bool(weight.isfinite().all()) for model in models for weight in model.transformer.parameters())
 
 

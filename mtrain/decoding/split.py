@@ -27,12 +27,11 @@ WINDOW = 4096
 FIRST_WINDOW = 256  # lines of the first window of a stream; full windows double, so output starts early
 WINDOW_CHARACTERS = 1_000_000  # maximum characters of `WINDOW` lines, so that long lines form smaller windows
 
+Paused = Callable[[float], bool]  # see `windows`
+
 
 def windows(
-    lines: Iterable[str],
-    prefixes: Iterable[str] | None,
-    most: int,
-    paused: Callable[[float], bool] = lambda waited: False,
+    lines: Iterable[str], prefixes: Iterable[str] | None, most: int, paused: Paused = lambda waited: False
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
     if they are long (see `WINDOW_CHARACTERS`), or if `paused(waited)` is true after a line, where `waited` is

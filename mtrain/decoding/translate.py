@@ -15,7 +15,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import DecodingTask, Ensemble
 from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import join_texts
-from mtrain.decoding.overlap import Pauses, Window, numbered, overlapped, overlaps
+from mtrain.decoding.overlap import Pauses, Results, Window, numbered, overlapped, overlaps
 from mtrain.decoding.search.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, Part, Splitter, windows
@@ -24,7 +24,7 @@ from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import Models
 from mtrain.model.transformer import Transformer
 from mtrain.paths import path_of
 
@@ -199,7 +199,7 @@ class Translator:
         return self._workers
 
     @property
-    def models(self) -> Sequence[DecodingTransformer]:
+    def models(self) -> Models:
         """The model, or the models of an ensemble, prepared for decoding."""
         return self.workers.ensemble.models
 
@@ -286,7 +286,7 @@ class Translator:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
 
         tasks = ((window, split(window)) for window in given)
-        results = ((window, task, workers.decode(task, decoded)) for window, task in tasks)
+        results: Results = ((window, task, workers.decode(task, decoded)) for window, task in tasks)
         if self._ranks is None and overlaps(self.device, lines, most):
             results = overlapped(given, split, workers.decode, decoded, pauses, self.device)
         with closing(results):

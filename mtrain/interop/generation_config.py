@@ -25,18 +25,9 @@ _UNSUPPORTED: dict[str, Any] = {
     "diversity_penalty": 0.0,
     "guidance_scale": 1.0,
     "min_new_tokens": 0,
-    "max_time": None,
-    "stop_strings": None,
-    "forced_bos_token_id": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "sequence_bias": None,
-    "exponential_decay_length_penalty": None,
-    "force_words_ids": None,
-    "constraints": None,
-    "penalty_alpha": None,
-    "dola_layers": None,
-    "watermarking_config": None,
+    **dict.fromkeys(("max_time", "stop_strings", "forced_bos_token_id", "sequence_bias", "constraints")),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "force_words_ids", "penalty_alpha")),
+    **dict.fromkeys(("exponential_decay_length_penalty", "dola_layers", "watermarking_config")),
 }
 # Settings of mtrain that Hugging Face does not support.
 _MTRAIN_ONLY = ("coverage_penalty", "samples", "mbr", "min_length_ratio", "split")

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.kernels.autocast import without_autocast
-from mtrain.kernels.dropout import Generator, HashKey, dropout, keep_weights
+from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.eager_attention import (
     MIN_KEYS_TO_PAD,
     REGISTER,
@@ -28,7 +28,7 @@ from mtrain.kernels.eager_attention import (
     suits_eager_kernel,
 )
 from mtrain.kernels.packed_attention import packed_attention
-from mtrain.kernels.sequences import Packed, Padded, Sequences
+from mtrain.kernels.sequences import Packed, Sequences
 
 # ------------------------------------------------------------------------------------ the choice of a kernel
 
@@ -64,14 +64,20 @@ def attention(
     maps = recorder(cross=keys_values is not None)
     if isinstance(queries, Packed) or isinstance(keys, Packed):
         assert isinstance(queries, Packed) and isinstance(keys, Packed)
-        out = None
         if maps is None:
             out = packed_attention(projected, keys_values, heads, queries, keys, causal, rate, generator)
-        if out is None:
-            out = _attention_by_padding(projected, keys_values, heads, queries, keys, causal, rate, generator)
-        return out
+            if out is not None:
+                return out
+        if rate and isinstance(generator, HashKey):
+            of_rows = queries.starts[:-1, None] + torch.arange(queries.longest, device=projected.device)
+            generator = generator.of_weights(of_rows, heads, keys.longest)
+        rows = queries.pad(projected).flatten(0, 1)
+        memory = None if keys_values is None else keys.pad(keys_values).flatten(0, 1)
+        padded = queries.as_padded(), keys.as_padded(masked=not causal)
+        out = attention(rows, memory, heads, *padded, causal, rate, generator)
+        return out.index_select(0, queries.slots())
     on_cpu = projected.device.type == "cpu"
-    explicit = maps is not None or (on_cpu and rate > 0)
+    explicit = maps is not None or (rate > 0 and (on_cpu or isinstance(generator, HashKey)))
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
     tokens = len(projected)
     # By rows first: torch.compile would otherwise not know that B is N in training.
@@ -79,11 +85,12 @@ def attention(
     # B is N, and S is T.
     projected = queries.by_row(projected).view(keys.rows, -1, projected.size(-1))
     keys_values = None if keys_values is None else keys.by_row(keys_values)  # (B, S, 2E)
-    if on_cpu and not explicit and _trains_on_few_keys(projected, keys_values, heads):
-        keep = _causal(keep, projected) if causal else keep
-        return eager_attention(projected, keys_values, heads, keep).flatten(0, 1)
     parts = split_heads(projected, keys_values, heads)
     q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, N / B * T or S, D)
+    trained = q.requires_grad or k.requires_grad
+    if on_cpu and not explicit and trained and suits_eager_kernel(k.size(2), k.size(3)):
+        keep = _causal(keep, q) if causal else keep
+        return eager_attention(projected, keys_values, heads, keep).flatten(0, 1)
     if explicit:
         keep = _causal(keep, q) if causal else keep
         out, weights = explicit_attention(q, k, v, keep, rate, generator)
@@ -92,47 +99,6 @@ def attention(
     else:
         out = fused_attention(q, k, v, keep, causal, rate)
     return out.transpose(1, 2).reshape(tokens, heads * out.size(-1))
-
-
-def _attention_by_padding(
-    projected: Tensor,
-    keys_values: Tensor | None,
-    heads: int,
-    queries: Packed,
-    keys: Packed,
-    causal: bool,
-    rate: float,
-    generator: Generator,
-) -> Tensor:
-    """`attention` of packed sequences by padding them."""
-    slots, count = queries.slots(), len(queries.lengths)
-    # A sequence without keys keeps one, which is zero: with none, a kernel might return NaN.
-    keep = torch.arange(keys.longest, device=projected.device) < keys.lengths.clamp(min=1)[:, None]
-    projected = queries.pad(projected, slots)  # (N, T, E or 3E)
-    keys_values = None if keys_values is None else keys.pad(keys_values)  # (N, S, 2E)
-    if rate and isinstance(generator, HashKey) and recorder(cross=keys_values is not None) is None:
-        q, k, v = (part.transpose(1, 2) for part in split_heads(projected, keys_values, heads))
-        mask = keep[:, None, None]
-        first = queries.starts[:-1, None]
-        tokens = first + torch.arange(queries.longest, device=first.device)
-        kept = keep_weights(generator, rate, tokens, heads, keys.longest)
-        with without_autocast(q):
-            weights = attention_weights(q, k, _causal(mask, q) if causal else mask)
-            out = (torch.where(kept, weights / (1 - rate), 0) @ v).transpose(1, 2).flatten(2)
-    else:
-        of_keys = Padded(count, keys.longest, None if causal else keep)
-        of_queries = of_keys if keys_values is None else Padded(count, queries.longest)
-        memory = None if keys_values is None else keys_values.flatten(0, 1)
-        rows = projected.flatten(0, 1), memory
-        out = attention(*rows, heads, of_queries, of_keys, causal, rate, generator)
-    return out.view(count * queries.longest, -1).index_select(0, slots)
-
-
-def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:
-    head_width = projected.size(-1) // ((3 if keys_values is None else 1) * heads)
-    trained = projected.requires_grad or (keys_values is not None and keys_values.requires_grad)
-    keys = (projected if keys_values is None else keys_values).size(1)
-    return trained and suits_eager_kernel(keys, head_width)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
@@ -193,12 +159,7 @@ def weights_by_row(weights: Tensor, rows: int) -> Tensor:
 
 
 def explicit_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    keep: Tensor | None,
-    rate: float = 0.0,
-    generator: Generator = None,
+    queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None, rate: float, generator: Generator
 ) -> tuple[Tensor, Tensor]:
     """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout.
 
@@ -229,12 +190,7 @@ def attention_weights(queries: Tensor, keys: Tensor, keep: Tensor | None) -> Ten
 
 
 def fused_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    keep: Tensor | None,
-    causal: bool = False,
-    rate: float = 0.0,
+    queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None, causal: bool, rate: float
 ) -> Tensor:
     """Attention (B, H, T, D) by `torch.nn.functional.scaled_dot_product_attention`, with a mask on a CPU with
     keys padded to whole registers (in training, only where that saves time). Arguments are as of

@@ -75,26 +75,16 @@ def projected_cross_entropy(
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
     rows = chunk_rows(hidden.device.type, weight.size(0), max_logits)
     with without_autocast(hidden):  # it would compute the softmax in fp32
-        loss, nll = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, labels, smoothing, r_drop, dtype, with_grad, rows
-        )
-    return loss, nll
+        settings = smoothing, r_drop, dtype, with_grad, rows
+        return _ProjectedCrossEntropy.apply(hidden, weight, bias, labels, settings)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        smoothing: float,
-        r_drop: float,
-        dtype: torch.dtype,
-        with_grad: bool,
-        rows: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, settings: Any
     ) -> tuple[Tensor, Tensor]:
+        smoothing, r_drop, dtype, with_grad, rows = settings
         accurate = torch.promote_types(dtype, torch.float32)
         keep = (labels != IGNORE).to(accurate)[:, None]  # (rows, 1)
         labels = labels.clamp(min=0)[:, None]
@@ -140,7 +130,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
-        return (*grads, *[None] * 6)
+        return (*grads, None, None)
 
 
 class _Gradients:
@@ -173,11 +163,7 @@ class _Gradients:
 
 
 def _softmax_and_normalizer(
-    logits: Tensor,
-    label: Tensor,
-    label_logits: Tensor,
-    keep: Tensor,
-    again: Callable[[], Tensor] | None = None,
+    logits: Tensor, label: Tensor, label_logits: Tensor, keep: Tensor, again: Callable[[], Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     """softmax (rows, V) and logsumexp (rows, 1) of each row of logits (rows, V), given those at the label.
     Where `keep` (rows, 1) is 0, the logsumexp does not matter.
@@ -230,7 +216,9 @@ def _replace_by_gradient_(
     normalizers, divergences = [], []
     for part in (slice(start, start + rows) for start in range(0, logits.size(0), rows)):
         accurate = logits[part].to(label_logits.dtype)  # a view if the logits already have this type
-        softmax, normalizer = _softmax_and_normalizer(accurate, label[part], label_logits[part], keep[part])
+        softmax, normalizer = _softmax_and_normalizer(
+            accurate, label[part], label_logits[part], keep[part], None
+        )
         normalizers.append(normalizer)
         divergences.append(_replace_by_r_drop_gradient_(accurate, softmax, r_drop / 2))
         _add_to_labels_(accurate, label[part], at_label)

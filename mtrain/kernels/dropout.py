@@ -7,7 +7,7 @@
                        devices use `torch.nn.functional.dropout` and ignore it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,19 @@ class HashKey(NamedTuple):
 
     key: Tensor  # (1,) int32, on the device of the elements; changes from micro-batch to micro-batch
     salt: Tensor  # (1,) int32: a different one for each place in the model that drops elements
+    places: Tensor | None = None  # int32: the index of each element; by default, that in its tensor
+
+    def of_weights(self, tokens: Tensor, heads: int, keys: int) -> Self:
+        """For attention weights (N, H, T, S), where S is `keys`.
+
+        tokens (N, T) are the indices of the queries among all tokens of the batch. With up to 128 keys, the
+        mask depends only on the query's token, the head and the position of the key in its sequence, not on
+        padding: the kernel for packed sequences computes the same.
+        """
+        head = torch.arange(heads, dtype=torch.int32, device=tokens.device)[:, None, None]  # (H, 1, 1)
+        rows = tokens.int()[:, None, :, None] * heads + head  # (N, H, T, 1)
+        key = torch.arange(keys, dtype=torch.int32, device=tokens.device)
+        return self._replace(places=rows * max(keys, 128) + key)
 
 
 Generator = torch.Generator | HashKey | None
@@ -56,30 +69,19 @@ def dropout(
 def _hashed_dropout(x: Tensor, rate: float, hash_key: HashKey, relu: bool, residual: Tensor | None) -> Tensor:
     if relu and residual is not None:
         return residual + _hashed_dropout(x, rate, hash_key, relu, None)
-    sizes, inputs = (x.dtype, residual is None, relu), (x, rate, *hash_key, relu, residual)
-    dropped: Tensor | None = attempt("dropout.hashed_dropout", sizes, *inputs)
-    if dropped is not None:
-        return dropped
-    # Compiled code fuses these operators, and stores no mask either.
-    index = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    key, salt, places = hash_key
+    if places is None:
+        sizes, inputs = (x.dtype, residual is None, relu), (x, rate, key, salt, relu, residual)
+        dropped: Tensor | None = attempt("dropout.hashed_dropout", sizes, *inputs)
+        if dropped is not None:
+            return dropped
+        # Compiled code fuses these operators, and stores no mask either.
+        places = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     x = x if residual is None else x.to(residual.dtype)
-    out = torch.where(kept(index, *hash_key, rate), x * (1 / (1 - rate)), 0)
+    out = torch.where(kept(places, key, salt, rate), x * (1 / (1 - rate)), 0)
     if relu:  # last, because its backward pass needs nothing but the result
         return F.relu(out)
     return out if residual is None else residual + out
-
-
-def keep_weights(hash_key: HashKey, rate: float, tokens: Tensor, heads: int, keys: int) -> Tensor:
-    """Whether dropout keeps each attention weight: (N, H, T, S) bool.
-
-    tokens (N, T) are the indices of the queries among all tokens of the batch, and `keys` is S. With up
-    to 128 keys, the result depends only on the query's token, the head and the position of the key in its
-    sequence, not on padding: the kernel for packed sequences computes the same.
-    """
-    head = torch.arange(heads, dtype=torch.int32, device=tokens.device)[:, None, None]  # (H, 1, 1)
-    rows = tokens.int()[:, None, :, None] * heads + head  # (N, H, T, 1)
-    index = rows * max(keys, 128) + torch.arange(keys, dtype=torch.int32, device=tokens.device)
-    return kept(index, *hash_key, rate)
 
 
 class _ReluDropout(torch.autograd.Function):

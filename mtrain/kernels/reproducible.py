@@ -9,7 +9,7 @@ fixed order without it.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -25,18 +25,13 @@ def fix_workspaces() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-@contextmanager
-def reproducible(device: torch.device) -> Iterator[None]:
+def reproducible(device: torch.device) -> AbstractContextManager[None]:
     """A context manager in which the results of operations on a device do not vary, if `can_reproduce`.
 
     On CUDA devices, it applies to the whole process. An operation that cannot do without atomic additions
     raises RuntimeError; training has none.
     """
-    if device.type == "cuda" and can_reproduce(device):
-        with _deterministic_mode():
-            yield
-    else:
-        yield
+    return _deterministic_mode() if device.type == "cuda" and can_reproduce(device) else nullcontext()
 
 
 @cache

@@ -8,6 +8,7 @@ methods that the model calls, so that it does not know which one it gets; only a
 Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P = N * T if padded).
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -67,7 +68,8 @@ class Padded(NamedTuple):
         return (self.by_row(x) * keep).sum(dim=1) / keep.sum(dim=1)
 
 
-class Packed(NamedTuple):
+@dataclass
+class Packed:
     """Sequences one after another, without padding. If shapes are fixed, the last sequences may be empty.
 
     No method makes the host wait for the device, and shapes of results depend on shapes only.
@@ -76,6 +78,7 @@ class Packed(NamedTuple):
     starts: Tensor  # (N + 1) int32: the first token of each sequence, and the end of the last one, P
     place: Tensor  # (P) int32: the position of each token in its sequence
     longest: int  # no sequence has more tokens
+    _slots: Tensor | None = None  # once they are known
 
     def twice(self) -> Self:
         """The sequences of all tokens, followed by those of the same tokens once more."""
@@ -127,15 +130,23 @@ class Packed(NamedTuple):
         return self.pad(x).sum(dim=1) / self.lengths.clamp(min=1)[:, None]
 
     def slots(self) -> Tensor:
-        """Where (P) int64 each token is in N rows of `longest` tokens."""
-        return self.sequence() * self.longest + self.place
+        """Where (P) int64 each token is in N rows of `longest` tokens, which several attentions need."""
+        if self._slots is None:  # `cached_property` would break the graphs of torch.compile
+            self._slots = self.sequence() * self.longest + self.place
+        return self._slots
 
-    def pad(self, x: Tensor, slots: Tensor | None = None) -> Tensor:
-        """x (P, E) in rows (N, longest, E), padded with zeros; `slots` may be given if they are known."""
+    def pad(self, x: Tensor) -> Tensor:
+        """x (P, E) in rows (N, longest, E), padded with zeros."""
         count, width = len(self.starts) - 1, x.size(1)
-        slots = self.slots() if slots is None else slots
-        rows = x.new_zeros(count * self.longest, width).index_copy(0, slots, x)
+        rows = x.new_zeros(count * self.longest, width).index_copy(0, self.slots(), x)
         return rows.view(count, self.longest, width)
+
+    def as_padded(self, masked: bool = False) -> Padded:
+        """The sequences of padded rows, if `masked` with their mask. A sequence without tokens keeps one,
+        which is zero: attention to none might be NaN."""
+        places = torch.arange(self.longest, device=self.place.device)
+        keep = places < self.lengths.clamp(min=1)[:, None] if masked else None
+        return Padded(len(self.starts) - 1, self.longest, keep)
 
 
 Sequences = Padded | Packed

@@ -32,15 +32,9 @@ class PairClassifier(Encoder):
         self.classifier = Linear(config.d_model, 1)
         initialize(self)
 
-    def forward(
-        self,
-        source: Tensor,
-        sources: Sequences,
-        target_in: Tensor | None = None,
-        targets: Sequences | None = None,
-    ) -> Tensor:
-        """Log-odds (B) that pairs are good, for their ids "source EOS target EOS" (P). The targets are not
-        used."""
+    def forward(self, source: Tensor, sources: Sequences, *_: object) -> Tensor:
+        """Log-odds (B) that pairs are good, for their ids "source EOS target EOS" (P). Further inputs, the
+        targets, are not used."""
         x = self.encode_tokens(source, sources)
         with without_autocast(x):  # rounded log-odds would be equal for many pairs
             pooled = sources.mean(x)  # (B, E)

@@ -10,6 +10,7 @@ attention reads keys and values from a cache:
 """
 
 import copy
+from collections.abc import Sequence
 from functools import cache, cached_property
 
 import torch
@@ -35,24 +36,18 @@ class DecodingTransformer:
 
     Products with large weights use packed copies of them in `dtype`, made by the first call. If it is None,
     only `project` on a CPU, and maps for which `pack` requires it, use packed copies, in the type of the
-    parameters. Without `low_projection`, `project` uses that type in any case. For `stays_low` see `pack`.
+    parameters. Without `low_projection`, `project` uses that type in any case.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        dtype: torch.dtype | None = None,
-        stays_low: bool | None = None,
-        low_projection: bool = True,
-    ):
+    def __init__(self, model: Transformer, dtype: torch.dtype | None = None, low_projection: bool = True):
         self.config = model.config
-        self.transformer, self.packed = model, _packed_copy(model, dtype, stays_low)
+        self.transformer, self.packed = model, _packed_copy(model, dtype)
         self.weight, self.bias = model.projection()
         if not low_projection:
             dtype = None
         if dtype is None and self.weight.device.type == "cpu":
             dtype = self.weight.dtype  # the projection is the largest product; `pack` decides
-        self._projection = pack(self.weight, self.bias, dtype, stays_low)
+        self._projection = pack(self.weight, self.bias, dtype)
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """See `Transformer.encode`."""
@@ -107,6 +102,9 @@ class DecodingTransformer:
         """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""
         logits = (self.weight[tokens] * hidden).sum(dim=-1)
         return logits if self.bias is None else logits + self.bias[tokens]
+
+
+Models = Sequence[DecodingTransformer]  # one, or an ensemble
 
 
 # -------------------------------------------------------------------------------------- a step of the decoder
@@ -186,14 +184,14 @@ def _output(attention: MultiHeadAttention, attended: Tensor, queries: Tensor) ->
 # ------------------------------------------------------------------------------------------- packed weights
 
 
-def _packed_copy(model: Transformer, dtype: torch.dtype | None, stays_low: bool | None) -> Transformer:
+def _packed_copy(model: Transformer, dtype: torch.dtype | None) -> Transformer:
     """A copy in evaluation mode with packed linear maps and less overhead per call. It shares the
     parameters of the model."""
     copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for module in list(copied.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear):
-                packed = pack(child.weight, child.bias, dtype, stays_low)
+                packed = pack(child.weight, child.bias, dtype)
                 setattr(module, name, child if packed is None else PackedMap(child, packed))
     for module in list(copied.modules()):
         for name, child in module.named_children():

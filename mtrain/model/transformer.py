@@ -403,10 +403,9 @@ class Transformer(Encoder):
         """Logits (.., V) of hidden states (.., E)."""
         return F.linear(hidden, *self.projection())
 
-    def loss(
-        self, hidden: Tensor, labels: Tensor, smoothing: float, targets: Sequences | None = None
-    ) -> LossSums:
-        """The loss of hidden states (P, E) at labels (P); see `translation_loss`. `targets` are not used."""
+    def loss(self, hidden: Tensor, labels: Tensor, smoothing: float, *_: object) -> LossSums:
+        """The loss of hidden states (P, E) at labels (P); see `translation_loss`. Further arguments, which
+        the loss of a classifier needs, are not used."""
         return translation_loss(hidden, *self.projection(), labels, smoothing)
 
     def start_from(self, other: nn.Module) -> None:

@@ -209,19 +209,13 @@ class _Planner:
     def _work(self, estimator: Estimator, config: Config) -> Work:
         architecture, frozen = estimator.architecture, "embeddings" in config.training.freeze
         time, alone = self._times(estimator, config)
-        gradients = FP32 * estimator.trained_parameters
+        all_gradients = FP32 * estimator.trained_parameters
         # The gradient of the source embedding is known last. As CUDA graphs, all of them are sent at the end.
         embedding = FP32 * architecture.source_vocab_size * architecture.d_model
         as_graphs = not self.hardware.on_cpu and config.training.cuda_graphs == "auto"
-        return Work(
-            training=config.training,
-            epoch=estimator.epoch(),
-            step=estimator.step(),
-            time=time,
-            alone=alone,
-            gradient_bytes=gradients,
-            last_gradient_bytes=gradients if as_graphs else 0 if frozen else embedding,
-        )
+        last_gradient = all_gradients if as_graphs else 0 if frozen else embedding
+        epoch, step = estimator.epoch(), estimator.step()
+        return Work(config.training, epoch, step, time, alone, all_gradients, last_gradient)
 
     def _times(self, estimator: Estimator, config: Config) -> tuple[StepTime, float]:
         """The time of a step of one of the devices, and the seconds that a single device would take for the

@@ -22,6 +22,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.inputs import Batch
 from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.model.incremental import DecodingTransformer
 
@@ -47,7 +48,7 @@ def make_search(scale: Scale, config: ModelConfig, dtype: torch.dtype, in_sessio
     sessions = Sessions([model])
 
     def search_rows(rows: list[list[int]], options: DecodingConfig) -> list[list[Hypothesis]]:
-        if in_sessions and (found := sessions.search(rows, options)) is not None:
+        if in_sessions and (found := sessions.search(Batch(rows, options))) is not None:
             return found
         source, keep = padded(rows, config.pad_id, scale.device, 4)  # (B, S)
         return search([model], source, keep, options, scored=options.beam_size > 1)

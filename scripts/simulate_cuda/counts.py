@@ -28,6 +28,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import PackedBatch
+from mtrain.decoding.sessions.inputs import Batch
 from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.static_decoder import StaticDecoder
@@ -143,10 +144,10 @@ def count_decoding(beams: int, as_graphs: bool) -> Counts:
     precedes the first step and follows the last one is included."""
     sessions, rows = _sessions(beams)
     if as_graphs:
-        sessions.search(rows, _decoding(beams, STEPS))  # captures what the first search has run
+        sessions.search(Batch(rows, _decoding(beams, STEPS)))  # captures what the first search has run
     decode_next = Mock(side_effect=StaticDecoder.decode_next)
     with recording() as events, patch.object(StaticDecoder, "decode_next", partialmethod(decode_next)):
-        sessions.search(rows, _decoding(beams, STEPS))
+        sessions.search(Batch(rows, _decoding(beams, STEPS)))
     steps = events["operation"]["a CUDA graph"] - 1 if as_graphs else decode_next.call_count
     operations, copies, waits = (events[kind].total() / steps for kind in ("operation", "copy", "wait"))
     return Counts(operations, copies, waits, events["wait"])
@@ -160,7 +161,7 @@ def _sessions(beams: int) -> tuple[Sessions, list[list[int]]]:
         _model("base", **NARROW, **SHALLOW).eval(), torch.bfloat16, low_projection=True
     )
     rows = [[*range(10, 10 + length), model.config.eos_id] for length in (4, 9)]
-    Sessions([model]).search(rows, _decoding(beams, 1))
+    Sessions([model]).search(Batch(rows, _decoding(beams, 1)))
     return Sessions([model]), rows
 
 

@@ -23,6 +23,7 @@ from mtrain.data.epochs.loader import StepInput, largest_batches
 from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, pack, split_batches
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search
+from mtrain.decoding.sessions.inputs import Batch
 from mtrain.device import copy_to_host_async, resolve_device
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.reproducible import reproducible
@@ -163,7 +164,9 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)
     rows = [ids[kept].tolist() for ids, kept in zip(source, keep, strict=True)]
     results = [search(ensemble.models, source.cuda(), keep.cuda(), config)]
-    results += [ensemble.sessions.search(rows, config) for _ in range(3)]  # without graphs, then with graphs
+    results += [
+        ensemble.sessions.search(Batch(rows, config)) for _ in range(3)
+    ]  # without graphs, then with graphs
     for found in results:
         for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):
             [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])

@@ -37,9 +37,8 @@ def test_greedy_takes_the_most_likely_token_and_equals_a_beam_of_one(tried):
         greedy = search([DecodingTransformer(model)], source, keep, config)
         limits = keep.sum(1) + 1
         predictor = Predictor([DecodingTransformer(model)], source, keep, 1, int(limits.max()))
-        beam = beam_search(
-            predictor, keep, limits, config, Constraints(config, keep.sum(1), limits, model.config, None)
-        )
+        constraints = Constraints(config, keep.sum(1), limits, model.config, None)
+        beam = beam_search(predictor, keep, constraints).hypotheses()
         for row, (ours, same) in enumerate(zip(greedy, beam, strict=True)):
             target: list[int] = []
             while len(target) < limits[row] and EOS not in target:

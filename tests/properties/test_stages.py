@@ -59,7 +59,7 @@ def prepare_stages(folder, tokenizer, sizes, window_pairs, stages, batch_tokens=
     def loader(rank=0, world_size=1):
         corpus = prepare_data(section, tokenizer, folder / "data", seed=1).train
         planner = WindowPlanner(corpus, given, Division(64, rank=rank, world_size=world_size))
-        return Loader(planner, tokenizer, torch.device("cpu"))
+        return Loader(planner, tokenizer, torch.device("cpu"), lambda exact: None)
 
     return loader
 

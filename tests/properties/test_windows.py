@@ -81,7 +81,9 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
 
         def loader():
             corpus = prepare_data(section, tokenizer, folder / "data", seed=1).train
-            return Loader(WindowPlanner(corpus, given, Division(64)), tokenizer, torch.device("cpu"))
+            return Loader(
+                WindowPlanner(corpus, given, Division(64)), tokenizer, torch.device("cpu"), lambda exact: None
+            )
 
         whole = steps_of_epochs(loader(), 2, Position())
         assert len(prepared.train) == sum(sizes)

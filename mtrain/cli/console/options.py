@@ -16,6 +16,7 @@ from mtrain.paths import path_of
 
 # Options of long commands, by group.
 file = partial(Option, rich_help_panel="Files")
+path = partial(file, metavar="FILE")
 search = partial(Option, rich_help_panel="Search")
 sampling = partial(Option, rich_help_panel="Sampling")
 speed = partial(Option, rich_help_panel="Speed")
@@ -23,20 +24,21 @@ result = partial(Option, rich_help_panel="Results")
 language = partial(Option, rich_help_panel="Languages")
 general = partial(Option, rich_help_panel=GENERAL)
 
+processes = partial(Option, min=1, max=1024, metavar="N")
+
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder, model folder or checkpoint.")]
 RunDir = Annotated[
     str | None, Option(metavar="FOLDER", help="Run folder to use instead of run_dir in CONFIG.")
 ]
 InputFile = Annotated[
-    Path | None, file("-i", "--input", metavar="FILE", help="Input file, one sentence per line; - is stdin.")
+    Path | None, path("-i", "--input", help="Input file, one sentence per line; - is stdin.")
 ]
 OutputFile = Annotated[
     Path | None,
-    file(
+    path(
         "-o",
         "--output",
-        metavar="FILE",
         help="Output file, replaced once it is complete; compressed if it ends in .gz or .zst.",
     ),
 ]

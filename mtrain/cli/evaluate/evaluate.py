@@ -25,15 +25,9 @@ def evaluate(
         Path | None,
         Argument(metavar="MODEL", help="Run folder, model folder or checkpoint; optional with --hypotheses."),
     ] = None,
-    source: Annotated[
-        Path | None, options.file(metavar="FILE", help="Sentences to translate and score; - is stdin.")
-    ] = None,
-    reference: Annotated[
-        list[Path] | None, options.file(metavar="FILE", help="Reference translations; repeatable.")
-    ] = None,
-    hypotheses: Annotated[
-        Path | None, options.file(metavar="FILE", help="Translations to score; - is stdin.")
-    ] = None,
+    source: Annotated[Path | None, options.path(help="Sentences to translate and score; - is stdin.")] = None,
+    reference: Annotated[list[Path] | None, options.path(help="Reference translations; repeatable.")] = None,
+    hypotheses: Annotated[Path | None, options.path(help="Translations to score; - is stdin.")] = None,
     compare: Annotated[
         list[Path] | None,
         options.file(

@@ -52,8 +52,7 @@ def translate(
     ] = None,
     ensemble: options.FurtherModels = None,
     prefix: Annotated[
-        Path | None,
-        options.file(metavar="FILE", help="File with a prefix for each translation, one per line."),
+        Path | None, options.path(help="File with a prefix for each translation, one per line.")
     ] = None,
     sample: Annotated[
         bool, options.sampling("--sample", help="Sample translations instead of using beam search.")

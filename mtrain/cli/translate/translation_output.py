@@ -72,14 +72,7 @@ class TranslationJob(NamedTuple):
         form, scored = self.form, self.form.scores or self.form.json
         sources, lines = tee(lines)
         found = self.translator.stream(
-            lines,
-            n_best=form.n_best,
-            alignments=form.alignments,
-            prefixes=prefixes,
-            first=first,
-            scored=scored,
-            progress=count,
-            paused=self.paused,
+            lines, form.n_best, form.alignments, prefixes, first, scored, progress=count, paused=self.paused
         )
         try:
             with closing(found):

@@ -11,6 +11,7 @@ SplitMode = Literal["long", "sentences"]
 Stop = Literal["default", "first_k", "exact"]
 WorkerCount = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
 Samples = Annotated[int, Field(ge=1, le=1024)]
+LengthRatio = Annotated[float, Field(ge=0, le=100)]
 
 AUTO_BATCH_TOKENS = 8192  # what `batch_tokens: auto` is on a CPU; it was the default of earlier versions
 BatchTokens = Annotated[
@@ -34,20 +35,16 @@ class DecodingConfig(Section):
         description="when beam search ends; default: Hugging Face's rule; first_k: once beam_size hypotheses "
         "are finished; exact: once no hypothesis can improve",
     )
-    max_length_ratio: float = Field(
+    max_length_ratio: LengthRatio = Field(
         1.5,
-        ge=0,
-        le=100,
         description="longest output, in tokens per source token; the limit is "
         "max_length_ratio x source length + max_length_offset",
     )
     max_length_offset: int = Field(
         10, ge=1, le=65536, description="tokens added to the longest output; see max_length_ratio"
     )
-    min_length_ratio: float = Field(
+    min_length_ratio: LengthRatio = Field(
         0.0,
-        ge=0,
-        le=100,
         description="shortest output, in tokens per source token; the limit is "
         "min_length_ratio x source length + min_length_offset",
     )

@@ -13,7 +13,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, batch_type, make_batch
+from mtrain.data.epochs.packed_batch import (
+    AnyBatch,
+    ChooseLayout,
+    Layout,
+    PackedBatch,
+    batch_type,
+    make_batch,
+)
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
 from mtrain.data.rewriting.rewrite import Throttle, never
@@ -46,11 +53,7 @@ class Loader:
     without pairs has a batch without pairs."""
 
     def __init__(
-        self,
-        planner: WindowPlanner,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
+        self, planner: WindowPlanner, tokenizer: Tokenizer, device: torch.device, layout_for: ChooseLayout
     ):
         self.planner, self.device = planner, device
         self.tokenizer, self.layout_for = tokenizer, layout_for

@@ -69,6 +69,9 @@ class Layout(NamedTuple):
         return Parts(*(buffer[start:end] for start, end in pairwise(edges)))
 
 
+ChooseLayout = Callable[[Layout], Layout | None]  # for the exact layout of a batch; None: that one
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """Sentence pairs, one after another. It has the methods of `Batch`."""
@@ -180,7 +183,7 @@ def make_batch(
     pad_id: int,
     bos_id: int,
     rows: list[int],
-    layout_for: Callable[[Layout], Layout | None] = lambda exact: None,
+    layout_for: ChooseLayout = lambda exact: None,
 ) -> AnyBatch:
     """A batch on the host, of the kind that suits a device, of encoded pairs. Each side ends in EOS. A packed
     batch has the layout that `layout_for` returns for the exact one, if any."""

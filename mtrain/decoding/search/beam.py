@@ -21,13 +21,7 @@ class Hypothesis(NamedTuple):
     finished: bool  # ended with EOS, not cut at the maximum length
 
 
-def beam_search(
-    predictor: Predictor,
-    source_keep: Tensor,
-    max_lengths: Tensor,
-    config: DecodingConfig,
-    constraints: Constraints,
-) -> list[list[Hypothesis]]:
+def beam_search(predictor: Predictor, source_keep: Tensor, constraints: Constraints) -> "Pool":
     """Return the best K hypotheses of each sentence, best first.
 
     Each step ranks 2K candidates, so that at least K of them continue a prefix. A candidate that ends with
@@ -35,6 +29,7 @@ def beam_search(
     when the search of a sentence ends; it always ends at the sentence's maximum length (B), where the live
     prefixes are added to the pool as unfinished hypotheses.
     """
+    config, max_lengths = constraints.config, constraints.max_lengths
     model_config, beams = predictor.model_config, config.beam_size
     sentences, steps = len(max_lengths), int(max_lengths.max())
     tokens = max_lengths.new_full((sentences, beams, steps), model_config.pad_id)
@@ -80,7 +75,7 @@ def beam_search(
         if coverage is not None:
             coverage.reorder(parents, remaining)
         logits = _step(predictor, tokens[:, :, length - 1].flatten(), coverage)
-    return pool.hypotheses()
+    return pool
 
 
 def _step(predictor: Predictor, last: Tensor, coverage: "_Coverage | None") -> Tensor:
@@ -175,8 +170,8 @@ class Pool(NamedTuple):
         for column, other in zip(self, others, strict=True):
             column[sentences] = pick(torch.cat([column[sentences], other], dim=1), order)
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """The hypotheses of each sentence, best first."""
+    def hypotheses(self, n_best: int | None = None) -> list[list[Hypothesis]]:
+        """The hypotheses of each sentence, best first: all, or at most `n_best`."""
         columns = (self.tokens, self.log_probs, self.scores, self.lengths, self.finished)
         return [
             [
@@ -184,5 +179,5 @@ class Pool(NamedTuple):
                 for ids, log_prob, score, length, finished in zip(*sentence, strict=True)
                 if score != -math.inf  # NaN is kept, so that `decode_batch` reports it
             ]
-            for sentence in zip(*(column.tolist() for column in columns), strict=True)
+            for sentence in zip(*(column[:, :n_best].tolist() for column in columns), strict=True)
         ]

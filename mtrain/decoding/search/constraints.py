@@ -35,8 +35,8 @@ class Constraints:
     ):
         """`lengths` (B) of the sources, `max_lengths` (B) of the translations. Raises UsageError if a
         forbidden id is not in the vocabulary."""
+        self.config, self.max_lengths = config, max_lengths
         self.eos_id, self.ngram = model_config.eos_id, config.no_repeat_ngram
-        self.renormalize = config.renormalize
         if config.forbidden_ids:
             check_forbidden_ids(config, model_config.target_vocab_size)
         self.forbidden = torch.tensor(config.forbidden_ids, dtype=torch.long, device=lengths.device)
@@ -58,7 +58,7 @@ class Constraints:
         if not self.any:
             return log_normalizers
         rows = self.mask_(logits, tokens, sentences)
-        if self.renormalize:
+        if self.config.renormalize:
             log_normalizers = normalizers_of_allowed(logits)
         if self.eos_at is not None:
             force_eos_(rows, log_normalizers, self.eos_at[sentences] == tokens.size(2) + 1, self.eos_id)

@@ -1,7 +1,6 @@
 """Probabilities and attention of given translations. Symbols in shapes: see `mtrain.model`."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from mtrain.decoding.search.predictor import log_probs_of
 from mtrain.kernels.attention import recording
 from mtrain.kernels.topk import logsumexp
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import DecodingTransformer, Models
 from mtrain.model.transformer import Transformer
 
 _ROWS = 1024  # positions whose logits are computed at a time, to bound memory
@@ -25,9 +24,7 @@ class AttentionWeights(NamedTuple):
 
 
 @torch.inference_mode()
-def forced_log_probs(
-    models: Sequence[DecodingTransformer], source: Tensor, source_keep: Tensor, targets: Tensor
-) -> Tensor:
+def forced_log_probs(models: Models, source: Tensor, source_keep: Tensor, targets: Tensor) -> Tensor:
     """Log-probability (N, T), nats, of each token of targets (N, T): K targets for each of B sources (B, S).
 
     Targets end with EOS. Values at their padding are meaningless. An ensemble averages probabilities.
@@ -38,11 +35,7 @@ def forced_log_probs(
 
 @torch.inference_mode()
 def cross_attention(
-    models: Sequence[DecodingTransformer],
-    source: Tensor,
-    source_keep: Tensor,
-    targets: Tensor,
-    layer: int | None = None,
+    models: Models, source: Tensor, source_keep: Tensor, targets: Tensor, layer: int | None = None
 ) -> Tensor:
     """The cross-attention weights (N, T, S) with which a decoder layer (None: the last) predicts the tokens
     of targets (N, T), averaged over its heads, and over the models of an ensemble."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.kernels.attention import recording
 from mtrain.kernels.linear import MIN_ROWS
 from mtrain.kernels.topk import beam_topk, row_topk
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import DecodingTransformer, Models
 
 # Share of finished sentences at which they are removed from the batch. Removing them copies the cache.
 REMOVE_AT = 0.2
@@ -86,14 +86,7 @@ class Predictor:
     An ensemble averages probabilities, as Marian, fairseq and Sockeye do.
     """
 
-    def __init__(
-        self,
-        models: Sequence[DecodingTransformer],
-        source: Tensor,
-        source_keep: Tensor,
-        rows: int,
-        max_length: int,
-    ):
+    def __init__(self, models: Models, source: Tensor, source_keep: Tensor, rows: int, max_length: int):
         self.models = models
         self.model_config = models[0].config
         self.rows = rows

@@ -13,20 +13,22 @@ from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import Models
 
 
 @torch.inference_mode()
 def search(
-    models: Sequence[DecodingTransformer],
+    models: Models,
     source: Tensor,
     source_keep: Tensor,
     config: DecodingConfig,
     prefixes: Sequence[Sequence[int]] | None = None,
     keys: Sequence[tuple[int, ...]] = (),
     scored: bool = True,
+    n_best: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples`.
+    """Return the best hypotheses of each of B sentences, best first: of beam search up to `n_best` (None:
+    `beam_size`), otherwise up to `samples`.
 
     `source` (B, S) contains ids that end with EOS; `source_keep` (B, S) is True at tokens. Several models
     form an ensemble; all are in eval mode. `prefixes` are ids that the translations begin with. `keys`
@@ -40,25 +42,21 @@ def search(
     lengths = source_keep.sum(1).to(widest_float(source.device))
     max_lengths = maximum_lengths(models, lengths, config, prefixes)
     constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes)
-    steps, sampled = int(max_lengths.max()), config.samples is not None
-    if not sampled and (config.beam_size > 1 or config.coverage_penalty):
-        predictor = Predictor(models, source, source_keep, config.beam_size, steps)
-        return beam_search(predictor, source_keep, max_lengths, config, constraints)
-    predictor = Predictor(models, source, source_keep, config.samples or 1, steps)
+    steps = int(max_lengths.max())
+    predictor = Predictor(models, source, source_keep, config.hypotheses, steps)
+    if config.samples is None and (config.beam_size > 1 or config.coverage_penalty):
+        return beam_search(predictor, source_keep, constraints).hypotheses(n_best)
     noise = None
     if config.samples is not None:
         noise = noise_keys(config.seed, keys, config.samples, steps).to(source.device)
     scored = scored or config.force_eos
-    tokens, log_probs = _generate(predictor, constraints, max_lengths, config, noise, scored)
+    tokens, log_probs = _generate(predictor, constraints, noise, scored)
     eos_id = predictor.model_config.eos_id
     return ranked_hypotheses(tokens, log_probs, max_lengths, config.length_penalty, eos_id)
 
 
 def maximum_lengths(
-    models: Sequence[DecodingTransformer],
-    lengths: Tensor,
-    config: DecodingConfig,
-    prefixes: Sequence[Sequence[int]] | None,
+    models: Models, lengths: Tensor, config: DecodingConfig, prefixes: Sequence[Sequence[int]] | None
 ) -> Tensor:
     """Maximum lengths (B) of the translations of sources with lengths (B), including EOS on both sides."""
     max_lengths = (lengths * config.max_length_ratio + config.max_length_offset).long()
@@ -72,18 +70,13 @@ def maximum_lengths(
 
 
 def _generate(
-    predictor: Predictor,
-    constraints: Constraints,
-    max_lengths: Tensor,
-    config: DecodingConfig,
-    noise: Tensor | None,
-    scored: bool,
+    predictor: Predictor, constraints: Constraints, noise: Tensor | None, scored: bool
 ) -> tuple[Tensor, Tensor]:
-    """Generate tokens until every one of the rows (R) of each sentence has reached EOS or its maximum length
-    (B): drawn with the random numbers `noise` (B, R, steps) if they are given, otherwise the most probable
+    """Generate tokens until every one of the rows (R) of each sentence has reached EOS or its maximum length:
+    drawn with the random numbers `noise` (B, R, steps) if they are given, otherwise the most probable
     ones, whose logits replace the log-probabilities if they need not be `scored`. Returns tokens (B, R, T)
     and the sums of their log-probabilities (B, R), where the tokens of a prefix contribute 0."""
-    model_config, rows = predictor.model_config, predictor.rows
+    model_config, rows, max_lengths = predictor.model_config, predictor.rows, constraints.max_lengths
     sentences, steps = len(max_lengths), int(max_lengths.max())
     all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)
     last = max_lengths.new_full((sentences * rows,), model_config.bos_id)
@@ -104,7 +97,7 @@ def _generate(
                 live = logits.new_zeros(len(logits), 1)
                 gained, _, last = predictor.topk(logits, log_normalizers, live, 1)
             else:
-                last = draw(logits, noise[active, :, step].flatten(), config)[:, None]
+                last = draw(logits, noise[active, :, step].flatten(), constraints.config)[:, None]
                 gained = predictor.log_probs(logits, log_normalizers, last)
             last, gained = last[:, 0], gained[:, 0]
         chosen = last.view(-1, rows).masked_fill(~unfinished, model_config.pad_id)

@@ -28,13 +28,13 @@ class Shape(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What `Sessions.search` was given, and the length limits that it computed."""
+    """What to search for. `prefixes` and `keys` are as in `mtrain.decoding.search.search`."""
 
-    rows: Rows
+    rows: Rows  # source ids that end with EOS
     config: DecodingConfig
-    prefixes: Rows | None
-    keys: Keys
-    limits: Tensor  # maximum lengths of the translations, on the host
+    prefixes: Rows | None = None
+    keys: Keys = ()
+    n_best: int | None = None  # hypotheses of beam search that are wanted; None: all
 
 
 class Inputs(NamedTuple):
@@ -59,20 +59,20 @@ class Inputs(NamedTuple):
         views = zip(torch.split(buffer, sizes), parts, strict=True)
         return buffer, cls(*(view.view(part) for view, part in views))
 
-    def fill(self, batch: Batch, eos_id: int) -> None:
-        """Store a batch."""
+    def fill(self, batch: Batch, limits: Tensor, eos_id: int) -> None:
+        """Store a batch, whose translations have these maximum lengths."""
         count, config = len(batch.rows), batch.config
         self.sources.fill_(eos_id)
-        self.sources[:count] = padded(batch.rows, eos_id, batch.limits.device, self.sources.size(1))[0]
+        self.sources[:count] = padded(batch.rows, eos_id, limits.device, self.sources.size(1))[0]
         self.source_lengths.fill_(1)
         self.source_lengths[:count] = torch.tensor([len(row) for row in batch.rows])
         self.limits.zero_()
-        self.limits[:count] = batch.limits
+        self.limits[:count] = limits
         self.min_lengths[:count] = minimum_lengths(self.source_lengths[:count].double(), config)
         if positions := self.prefixes.size(1):
             assert batch.prefixes is not None
             self.prefixes.fill_(FREE)
-            self.prefixes[:count] = padded(batch.prefixes, FREE, batch.limits.device, positions)[0]
+            self.prefixes[:count] = padded(batch.prefixes, FREE, limits.device, positions)[0]
         if config.samples is not None:
-            noise = noise_keys(config.seed, batch.keys, config.samples, int(batch.limits.max()))
+            noise = noise_keys(config.seed, batch.keys, config.samples, int(limits.max()))
             self.noise[:count, :, : noise.size(2)] = noise

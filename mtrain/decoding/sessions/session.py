@@ -17,7 +17,7 @@ from mtrain.decoding.sessions.steps import Beam, Greedy
 from mtrain.device import copy_to_host_async
 from mtrain.graph_capture import CaptureError, GraphPool, Work
 from mtrain.kernels.decoding_step import Allowed
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import Models
 from mtrain.model.static_decoder import StaticDecoder
 
 _warn_once = cache(logging.getLogger(__name__).warning)
@@ -45,12 +45,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        models: Sequence[DecodingTransformer],
-        config: DecodingConfig,
-        shape: Shape,
-        pool: GraphPool,
-        shrink_from: int,
+        self, models: Models, config: DecodingConfig, shape: Shape, pool: GraphPool, shrink_from: int
     ):
         device, model_config = models[0].weight.device, models[0].config
         self.config, self.model_config, self.shape = config, model_config, shape
@@ -78,14 +73,15 @@ class Session:
         caches = [(decoder.caches, decoder.memories) for decoder in self.decoders]
         return sum(x.nbytes for x in _tensors((self._buffer, self.state, caches)))
 
-    def search(self, batch: Batch) -> list[list[Hypothesis]]:
-        """The best hypotheses of each sentence."""
+    def search(self, batch: Batch, limits: Tensor) -> list[list[Hypothesis]]:
+        """The best hypotheses of each sentence. `limits` are the maximum lengths of the translations, on the
+        host."""
         self._capture()
-        self._host_inputs.fill(batch, self.model_config.eos_id)
+        self._host_inputs.fill(batch, limits, self.model_config.eos_id)
         self._buffer.copy_(self._host, non_blocking=True)
         self._run(0)
-        steps, sentences, count = int(batch.limits.max()), self.shape.sentences, len(batch.rows)
-        order = torch.arange(count)  # the sentences of the batch in the order of the buffers
+        steps, sentences = int(limits.max()), self.shape.sentences
+        order = torch.arange(len(batch.rows))  # the sentences of the batch in the order of the buffers
         ended: list[tuple[Tensor, Tensor]] = []  # results of sentences; later ones replace earlier ones
         look: Callable[[], list[float]] | None = None
         for step in range(steps):
@@ -97,14 +93,14 @@ class Session:
                     break
                 fewer = bucket(len(going))
                 if 2 * fewer <= sentences and sentences * self.shape.beams >= self.shrink_from:
-                    ended.append((order, self._results(sentences, steps)))
+                    ended.append((order, self._results(sentences, steps, batch.n_best)))
                     self._move(going, fewer, step + 1)
                     sentences, order = fewer, order[going]
             if step % LOOK_EVERY == LOOK_EVERY - 1 and step + 2 < steps:
                 look = copy_to_host_async(_first(self.state, sentences).done())
-        ended.append((order, self._results(sentences, steps)))
-        columns = self._collected(ended, count, steps)
-        return self.state.hypotheses(columns, batch, self.model_config.eos_id)
+        ended.append((order, self._results(sentences, steps, batch.n_best)))
+        columns = self._collected(ended, self.state.columns(steps, batch.n_best))
+        return self.state.hypotheses(columns, limits, self.config, self.model_config.eos_id)
 
     def _run(self, sentences: int) -> None:
         """A step of the first sentences; the prologue for none."""
@@ -168,22 +164,22 @@ class Session:
         for x in _tensors((self.inputs, self.state, self.source_lengths)):
             x[:sentences] = x[index]
 
-    def _results(self, sentences: int, steps: int) -> Tensor:
+    def _results(self, sentences: int, steps: int, n_best: int | None) -> Tensor:
         """The columns of the results of the first sentences, as one matrix, so that the host waits once."""
-        columns = _first(self.state, sentences).columns(steps)
+        columns = _first(self.state, sentences).columns(steps, n_best)
         return torch.cat([column.flatten(1).double() for column in columns], dim=1)
 
-    def _collected(self, ended: Sequence[tuple[Tensor, Tensor]], count: int, steps: int) -> list[Tensor]:
-        """The columns of the results of all sentences, on the host. A sentence has its last results."""
+    def _collected(self, ended: Sequence[tuple[Tensor, Tensor]], columns: Sequence[Tensor]) -> list[Tensor]:
+        """The columns of the results of all sentences, on the host, of these shapes and types. A sentence has
+        its last results."""
         joined = torch.cat([matrix for _, matrix in ended]).cpu()
         matrices = torch.split(joined, [len(matrix) for _, matrix in ended])
-        found = matrices[0][:count]
+        found = matrices[0][: len(ended[0][0])]
         for (order, _), matrix in zip(ended[1:], matrices[1:], strict=True):
             found[order] = matrix[: len(order)]
-        columns = self.state.columns(steps)
         parts = torch.split(found, [math.prod(column.shape[1:]) for column in columns], dim=1)
         pairs = zip(parts, columns, strict=True)
-        return [part.reshape(count, *column.shape[1:]).to(column.dtype) for part, column in pairs]
+        return [part.reshape(len(part), *column.shape[1:]).to(column.dtype) for part, column in pairs]
 
 
 def _tensors(x: Any) -> list[Tensor]:

@@ -2,22 +2,21 @@
 
 import logging
 import threading
-from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
-from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import position_limit
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.decoding.search.search import maximum_lengths
-from mtrain.decoding.sessions.inputs import Batch, Keys, Rows, Shape
+from mtrain.decoding.sessions.inputs import Batch, Shape
 from mtrain.decoding.sessions.session import Session, bucket
 from mtrain.device import release_cached_memory
 from mtrain.errors import is_out_of_memory
 from mtrain.graph_capture import GraphPool, capture_lock
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.incremental import Models
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class Sessions:
     for the device.
     """
 
-    def __init__(self, models: Sequence[DecodingTransformer], shrink_from: int = SHRINK_FROM):
+    def __init__(self, models: Models, shrink_from: int = SHRINK_FROM):
         self.models, self.shrink_from = models, shrink_from
         self.device = device = models[0].weight.device
         memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 2**32
@@ -45,14 +44,13 @@ class Sessions:
         self._kept: dict[tuple[Shape, str], Session] = {}  # the one used last comes last
 
     @torch.inference_mode()
-    def search(
-        self, rows: Rows, config: DecodingConfig, prefixes: Rows | None = None, keys: Keys = ()
-    ) -> list[list[Hypothesis]] | None:
+    def search(self, batch: Batch) -> list[list[Hypothesis]] | None:
         """The best hypotheses of each sentence, as `search` returns them; None if sessions do not support the
-        settings, or there is too little memory for one. `rows` are source ids that end with EOS.
+        settings, or there is too little memory for one.
 
         Raises UsageError if a prefix is too long for the model, or a forbidden id is not in the vocabulary.
         """
+        rows, config, prefixes = batch.rows, batch.config, batch.prefixes
         if config.no_repeat_ngram or config.coverage_penalty:
             return None
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.float64)
@@ -70,7 +68,7 @@ class Sessions:
         key = shape, config.model_dump_json(exclude=_OF_BATCHES)
         with _lock_of_searches(self.device):
             try:
-                return self._search(key, Batch(rows, config, prefixes, keys, limits))
+                return self._search(key, batch, limits)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -81,11 +79,11 @@ class Sessions:
                 release_cached_memory(self.device)
         return None
 
-    def _search(self, key: tuple[Shape, str], batch: Batch) -> list[list[Hypothesis]]:
+    def _search(self, key: tuple[Shape, str], batch: Batch, limits: Tensor) -> list[list[Hypothesis]]:
         session = self._kept.pop(key, None) or Session(
             self.models, batch.config, key[0], self._pool, self.shrink_from
         )
-        found = session.search(batch)
+        found = session.search(batch, limits)
         self._kept[key] = session
         while len(self._kept) > 1 and sum(one.bytes for one in self._kept.values()) > self.max_bytes:
             del self._kept[next(iter(self._kept))]

@@ -15,7 +15,7 @@ from mtrain.decoding.search.beam import Hypothesis, Pool, pick, search_ends
 from mtrain.decoding.search.constraints import force_eos_, normalizers_of_allowed
 from mtrain.decoding.search.sample import draw
 from mtrain.decoding.search.search import ranked_hypotheses
-from mtrain.decoding.sessions.inputs import Batch, Inputs, Shape
+from mtrain.decoding.sessions.inputs import Inputs, Shape
 from mtrain.kernels.decoding_step import Allowed, best_continuations, best_tokens
 from mtrain.kernels.topk import beam_topk, logsumexp
 
@@ -69,15 +69,17 @@ class Greedy(NamedTuple):
         """(B,) bool: whether each sentence is finished."""
         return ~self.unfinished.any(dim=1)
 
-    def columns(self, steps: int) -> list[Tensor]:
+    def columns(self, steps: int, n_best: int | None) -> list[Tensor]:
         """The results after some steps, each (B, ..)."""
         return [self.tokens[:, :, :steps], self.log_probs]
 
     @staticmethod
-    def hypotheses(columns: list[Tensor], batch: Batch, eos_id: int) -> list[list[Hypothesis]]:
+    def hypotheses(
+        columns: list[Tensor], limits: Tensor, config: DecodingConfig, eos_id: int
+    ) -> list[list[Hypothesis]]:
         """The hypotheses of each sentence, best first, from `columns` on the host."""
         tokens, log_probs = columns
-        return ranked_hypotheses(tokens, log_probs, batch.limits, batch.config.length_penalty, eos_id)
+        return ranked_hypotheses(tokens, log_probs, limits, config.length_penalty, eos_id)
 
 
 class Beam(NamedTuple):
@@ -139,12 +141,13 @@ class Beam(NamedTuple):
         """(B,) bool: whether each sentence is finished."""
         return self.finished
 
-    def columns(self, steps: int) -> list[Tensor]:
-        """The results after some steps, each (B, ..)."""
-        return list(self.pool._replace(tokens=self.pool.tokens[:, :, :steps]))
+    def columns(self, steps: int, n_best: int | None) -> list[Tensor]:
+        """The results after some steps, each (B, ..): of the best `n_best` hypotheses, or of all."""
+        pool = self.pool._replace(tokens=self.pool.tokens[:, :, :steps])
+        return [column[:, :n_best] for column in pool]
 
     @staticmethod
-    def hypotheses(columns: list[Tensor], batch: Batch, eos_id: int) -> list[list[Hypothesis]]:
+    def hypotheses(columns: list[Tensor], *_: object) -> list[list[Hypothesis]]:
         """See `Greedy.hypotheses`."""
         return Pool(*columns).hypotheses()
 

@@ -38,13 +38,13 @@ def short_attention(
     """Attention (P, E) as of `mtrain.kernels.attention.attention`, for as many sentences of queries as of
     keys. `suits_short_attention` must be true of the longest one.
 
-    With dropout, `generator` is a HashKey, and the mask that of `mtrain.kernels.dropout.keep_weights`. Tokens
+    With dropout, `generator` is a HashKey, and the mask that of `HashKey.of_weights`. Tokens
     after the last sentence, and queries of a sentence without keys, get zeros, and their gradients are zero.
     """
     assert isinstance(generator, HashKey) or not rate
-    hash_key = generator if isinstance(generator, HashKey) and rate else (None, None)
+    key = generator[:2] if isinstance(generator, HashKey) and rate else (None, None)
     settings = heads, max(queries.longest, keys.longest), causal, rate
-    tensors = projected, keys_values, queries.starts, keys.starts, *hash_key
+    tensors = projected, keys_values, queries.starts, keys.starts, *key
     return _ShortAttention.apply(*tensors, settings)  # type: ignore[no-any-return]
 
 
@@ -165,7 +165,7 @@ def _softmax(scores, keys, CAUSAL, TILE):
 
 @triton.jit
 def _kept_weights(first, head, key, salt, limit, HEADS, TILE):
-    """`mtrain.kernels.dropout.keep_weights` of one head and the queries from `first` on, (TILE, TILE)."""
+    """The mask of `HashKey.of_weights` of one head and the queries from `first` on, (TILE, TILE)."""
     places = tl.arange(0, TILE)
     rows = ((first + places) * HEADS + head).to(tl.uint32)
     return kept(rows[:, None] * 128 + places[None, :].to(tl.uint32), key, salt, limit)

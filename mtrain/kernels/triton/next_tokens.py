@@ -10,6 +10,8 @@ current device.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # mypy: disable-error-code="import-untyped"
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -89,18 +91,10 @@ def best_of_row_kernel(
         tl.store(tokens + row * k + rank, token.to(tl.int64))
 
 
-def best_continuations(
-    logits: Tensor,
-    live: Tensor,
-    k: int,
-    position: Tensor,
-    min_lengths: Tensor,
-    eos_id: int,
-    forbidden: Tensor | None,
-    prefixes: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `mtrain.kernels.decoding_step.best_continuations`. Of equal ones, the lowest beam comes first, then
-    the highest logit, then the lowest token."""
+def best_continuations(logits: Tensor, live: Tensor, k: int, *allowed: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """See `mtrain.kernels.decoding_step.best_continuations`; `allowed` are the fields of `Allowed`. Of equal
+    continuations, the lowest beam comes first, then the highest logit, then the lowest token."""
+    position, min_lengths, eos_id, forbidden, prefixes = allowed
     (rows, vocabulary), (sentences, beams) = logits.shape, live.shape
     groups = triton.cdiv(vocabulary, SIZE)
     forbidden = None if forbidden is None else forbidden.view(torch.uint8)

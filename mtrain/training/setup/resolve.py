@@ -43,15 +43,12 @@ class Resolved(NamedTuple):
 
 
 def resolve_config(
-    config: Config,
-    scanner: CorpusScanner | None = None,
-    learn_again: bool = False,
-    speed: float | None = None,
+    config: Config, scanner: CorpusScanner | None = None, relearn: bool = False, speed: float | None = None
 ) -> Resolved:
     """Set the keys that come from another model or from `preset: auto`.
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
-    grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`. `speed` is the
+    grown. A run with a tokenizer keeps its vocabulary size, unless with `relearn`. `speed` is the
     `assumed_speed` of all devices that train, by default of one of this machine.
 
     Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from that model,
@@ -67,7 +64,7 @@ def resolve_config(
         if path is not None:
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return Resolved(_choose_vocab_size(config, scanner, learn_again, speed))
+        return Resolved(_choose_vocab_size(config, scanner, relearn, speed))
     classifies = config.model.is_classifier
     # A pair classifier may start from the encoder of a translation model.
     initial_model = (load_any_model if classifies else load_model)(Path(init_from))
@@ -154,13 +151,13 @@ def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
 
 
 def _choose_vocab_size(
-    config: Config, scanner: CorpusScanner | None, learn_again: bool, speed: float | None
+    config: Config, scanner: CorpusScanner | None, relearn: bool, speed: float | None
 ) -> Config:
     """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
     folder = find_tokenizer(config)
-    if folder and not learn_again:  # the corpus need not be read to count its pairs
+    if folder and not relearn:  # the corpus need not be read to count its pairs
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * recipe.TOKENS_PER_PAIR

@@ -39,7 +39,7 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
     adapt_vocab_size = vocab_size_is_automatic(config)
     scanner = make_scanner(config.data, DataFolder.of_run(config.data, run_dir), config.seed)
     with locked_run_folder(run_dir):
-        config = resolve_config(config, scanner, learn_again=force).config
+        config = resolve_config(config, scanner, relearn=force).config
         is_new = not checkpoint_folders(run_dir)
         if is_new:
             write_config(config)

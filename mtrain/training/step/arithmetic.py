@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -32,7 +33,7 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int 
     workers = len(learner.replicas)
     machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)
     if learner.device.type == "cuda":
-        machine += _describe_cuda(learner.device)
+        machine = ", ".join([machine, *_describe_cuda(learner.device)])
     machine += "".join(f", without {kernel}" for kernel in replaced_in_training())
     if ranks.size > 1:
         machine += f", {ranks.size} ranks"
@@ -45,14 +46,13 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int 
     return f"{machine}, micro-batches of {micro_batch_tokens} tokens{reduced}"
 
 
-def _describe_cuda(device: torch.device) -> str:
+def _describe_cuda(device: torch.device) -> Iterator[str]:
     """What chooses the kernels of a GPU, besides PyTorch."""
-    parts = ["sm_{}{}".format(*torch.cuda.get_device_capability(device))]
+    yield "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     if torch.version.cuda is not None:  # None: AMD
-        parts.append(f"CUDA {torch.version.cuda}")
+        yield f"CUDA {torch.version.cuda}"
     with suppress(PackageNotFoundError):
-        parts.append(f"Triton {version('triton')}")
-    return "".join(f", {part}" for part in parts)
+        yield f"Triton {version('triton')}"
 
 
 def log_changes(state: TrainState, arithmetic: str, learner: Learner, ranks: Ranks) -> None:

@@ -22,7 +22,7 @@ from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.scoring.score import score_pairs
 from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.model.incremental import DecodingTransformer
+from mtrain.kernels.linear import pack
 from mtrain.model.transformer import Transformer
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
@@ -44,8 +44,7 @@ SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 def test_low_precision_as_on_a_gpu_gives_the_same_translations(
     run_dir: Path, monkeypatch, precision, beam_size
 ) -> None:
-    low_model = partial(DecodingTransformer, stays_low=True)
-    monkeypatch.setattr("mtrain.decoding.decode.DecodingTransformer", low_model)
+    monkeypatch.setattr("mtrain.model.incremental.pack", partial(pack, stays_low=True))
     keys = [f"decoding.precision={precision}", f"decoding.beam_size={beam_size}", "decoding.workers=1"]
     low = Translator.load(run_dir, "cpu", keys)
     exact = low.with_settings(precision="fp32")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.kernels.dropout import HashKey, dropout, keep_weights
+from mtrain.kernels.dropout import HashKey, dropout
 
 torch.set_num_threads(1)
 
@@ -181,11 +181,14 @@ def test_compiled_code_has_the_same_mask_for_any_salt_and_stores_none() -> None:
 
 def test_masks_of_attention_weights_depend_only_on_query_head_and_key() -> None:
     """Not on the padding of queries and keys."""
-    tokens, key = torch.tensor([[0, 1, 2], [3, 4, 0]]), hash_key(8, 2)
-    mask = keep_weights(key, 0.5, tokens, 4, 100)
-    assert mask.shape == (2, 4, 3, 100)
-    alone = keep_weights(key, 0.5, torch.tensor([[3, 4]]), 4, 60)
+
+    def mask_of(tokens: Tensor, keys: int) -> Tensor:
+        weights = torch.ones(*tokens.shape[:1], 4, tokens.size(1), keys)
+        return dropout(weights, 0.5, hash_key(8, 2).of_weights(tokens, 4, keys)) > 0
+
+    mask = mask_of(torch.tensor([[0, 1, 2], [3, 4, 0]]), 100)
+    alone = mask_of(torch.tensor([[3, 4]]), 60)
     assert torch.equal(mask[1:, :, :2, :60], alone)
-    rows = keep_weights(key, 0.5, torch.arange(8)[None], 4, 128).flatten(0, 2)  # (32, 128)
+    rows = mask_of(torch.arange(8)[None], 128).flatten(0, 2)  # (32, 128)
     assert len(rows.unique(dim=0)) == 32
     assert rows.double().mean() == pytest.approx(0.5, abs=0.03)

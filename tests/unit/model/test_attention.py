@@ -225,7 +225,7 @@ def test_the_fused_kernel_gives_the_values_and_gradients_of_the_formula(length: 
     mask = keep([length, max(1, length - 2)], length)[:, None, None] if kind in ("padding", "both") else None
     causal = kind in ("causal", "both")
     allowed = causal_mask(length) if causal else torch.ones(length, length, dtype=torch.bool)
-    out = fused_attention(queries, keys, values, mask, causal)
+    out = fused_attention(queries, keys, values, mask, causal, 0.0)
     expected = attention_weights(queries, keys, allowed if mask is None else mask & allowed) @ values
     torch.testing.assert_close(out, expected, **DOUBLE)
     cotangent = random(*shape, seed=3)

@@ -269,7 +269,7 @@ def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(mak
     size = tokenize(config).source_vocab_size
     assert size > 1_000
     (tmp_path / "train.tsv").write_text("".join(lines[:1_500]))
-    assert resolve_config(config, learn_again=True).config.tokenizer.vocab_size == 1_000
+    assert resolve_config(config, relearn=True).config.tokenizer.vocab_size == 1_000
     scanner = CorpusScanner(RawFiles(config.data), config.seed)
     assert resolve_config(config, scanner).config.tokenizer.vocab_size == size
     assert not scanner.files.digests  # the corpus was not read

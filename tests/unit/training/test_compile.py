@@ -9,6 +9,7 @@ from torch import nn
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.config.sections.training import TrainingConfig
+from mtrain.data.epochs.packed_batch import PackedBatch
 from mtrain.distributed.ranks import Ranks
 from mtrain.kernels.sequences import Padded
 from mtrain.model.transformer import Transformer
@@ -49,6 +50,17 @@ def test_batches_of_all_sizes_share_one_compilation(graphs):
         sources, targets = Padded.of(source, source == 0), Padded.of(target)
         learner.model(source.flatten(), sources, target.flatten(), targets).sum().backward()
     assert len(graphs) == 1
+
+
+@pytest.mark.slow
+def test_a_model_of_packed_batches_is_one_graph():
+    sizes = {"d_model": 8, "heads": 2, "ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+    model = Transformer(ModelConfig(**sizes, **VOCABULARY)).eval()
+    compiled = torch.compile(model, backend="eager", dynamic=True, fullgraph=True)
+    for pairs, length in ((3, 7), (4, 9)):
+        inputs = PackedBatch.of_size(pairs, length).inputs()
+        torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])

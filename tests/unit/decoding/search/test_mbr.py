@@ -43,6 +43,14 @@ def test_mbr_reorders_the_hypotheses(translator: Translator, name: str) -> None:
     assert [t.text for t in drawn] != [t.text for t in chosen]
 
 
+def test_mbr_compares_all_beams_however_many_translations_are_wanted(translator: Translator) -> None:
+    lines = words_of(6, seed=5)
+    compared = translator.with_settings(beam_size=4, mbr="chrf")
+    chosen = [t.text for t in compared.translate(lines)]
+    assert chosen == [t.text for t in compared.translate(lines, n_best=4)]
+    assert chosen != [t.text for t in compared.with_settings(mbr=None).translate(lines)]
+
+
 def test_the_language_determines_how_bleu_tokenizes() -> None:
     assert sentence_metric("bleu", "zh-CN").sentence_score("我爱你", ["我爱他"]).score > 0
 

@@ -18,6 +18,7 @@ from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import search
 from mtrain.decoding.sessions import session as session_module
+from mtrain.decoding.sessions.inputs import Batch
 from mtrain.decoding.sessions.session import LOOK_EVERY, Session, bucket
 from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.decoding.split import Part
@@ -67,7 +68,7 @@ class Case:
 
     def found(self, sessions: Sessions, **settings: Any) -> Found:
         """What a session finds."""
-        found = sessions.search(self.rows, options(**settings), self.prefixes, self.keys)
+        found = sessions.search(Batch(self.rows, options(**settings), self.prefixes, self.keys))
         assert found is not None
         return found
 
@@ -145,6 +146,14 @@ def test_results_do_not_depend_on_the_buffers(settings):
     case.check(Sessions(models, shrink_from=0), **settings)
     one = Case(models, [9])
     one.check(**settings)
+
+
+def test_beam_search_returns_as_many_hypotheses_as_are_wanted():
+    case, config = Case(make_models(3), [4, 9, 1, 6]), options(beam_size=5)
+    expected = [best[:2] for best in case.expected(beam_size=5)]
+    assert {len(best) for best in expected} == {2}
+    assert search(case.models, case.source, case.keep, config, n_best=2) == expected
+    compare(Sessions(case.models, shrink_from=0).search(Batch(case.rows, config, n_best=2)) or [], expected)
 
 
 @pytest.fixture
@@ -291,7 +300,7 @@ def test_without_memory_for_a_session_the_search_continues_without(monkeypatch, 
 @pytest.mark.parametrize("settings", [{"no_repeat_ngram": 2}, {"coverage_penalty": 0.5}])
 def test_what_sessions_do_not_support_is_searched_without_them(settings):
     case = Case(make_models(1), [4])
-    assert Sessions(case.models).search(case.rows, options(**settings)) is None
+    assert Sessions(case.models).search(Batch(case.rows, options(**settings))) is None
 
 
 def test_impossible_requests_raise_the_errors_of_the_search():

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from mtrain.kernels.dropout import HashKey, keep_weights
+from mtrain.kernels.dropout import HashKey, dropout
 from mtrain.kernels.sequences import Packed
 from mtrain.kernels.triton.attention import attention_kernel, short_attention
 from mtrain.kernels.triton.tiles import suits_short_attention
@@ -55,7 +55,7 @@ def reference(
         weights = scores.softmax(-1)
         if rate:
             tokens = torch.arange(first, first + length, device=q.device)[None]
-            weights = weights * keep_weights(key, rate, tokens, HEADS, keys)[0] / (1 - rate)
+            weights = dropout(weights[None], rate, key.of_weights(tokens, HEADS, keys))[0]
         rows.append((weights @ values).transpose(0, 1).flatten(1))
         first, first_key = first + length, first_key + keys
     return torch.cat([*rows, q.new_zeros(len(q) - first, q.size(1))])
