@@ -26,7 +26,7 @@ from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import is_out_of_memory
 from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
-from mtrain.kernels.foreach import change_all
+from mtrain.kernels.foreach import add_all
 from mtrain.model.build import AnyModel
 from mtrain.training.step.fixed_shapes import FixedShapes
 from mtrain.training.step.learner import Learner, StepMetrics
@@ -111,7 +111,7 @@ class GraphLearner(Learner):
     def _compute(self, graph: _Graph) -> None:
         gradients = self._accumulated if graph.layout is None else self._compute_gradients(graph.layout)
         if not graph.with_update:
-            change_all("add", self._accumulated, gradients)
+            add_all(self._accumulated, gradients)
             return
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient

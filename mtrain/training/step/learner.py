@@ -24,7 +24,7 @@ from mtrain.device import (
 )
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import DistributedError, is_out_of_memory
-from mtrain.kernels.foreach import change_all
+from mtrain.kernels.foreach import scale_all
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums, r_drop_loss
@@ -132,7 +132,7 @@ class Learner:
         Returns the `values` of StepMetrics, for summed loss and nll (2,). On a GPU, the host decides nothing:
         the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
-            change_all("mul", [own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
+            scale_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
         norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.training.clip_norm
         # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.

@@ -5,9 +5,6 @@ Triton's interpreter.
 """
 
 import math
-import os
-import subprocess
-import sys
 from importlib import import_module
 from itertools import product
 from typing import NamedTuple
@@ -24,7 +21,6 @@ from mtrain.kernels.decoding_step import (
     cross_attention,
     own_attention,
 )
-from tests.support.paths import ROOT
 
 GPU = torch.cuda.is_available()
 try:
@@ -213,12 +209,3 @@ def test_failures_are_visible_and_concern_one_sentence(place: Place) -> None:
     nothing = allowed._replace(forbidden=torch.ones_like(logits[0], dtype=torch.bool))
     log_probs, _, tokens = best_continuations(place.random(4, 150), live, 2, nothing)
     assert (log_probs == -math.inf).all() and ((tokens >= 0) & (tokens < 150)).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [75, 80, 86, 90])
-def test_triton_kernels_compile_for_gpus_that_are_not_there(capability: int) -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "tests.support.compile_decoding_kernels", str(capability)]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)

@@ -1,7 +1,9 @@
 """Steps as CUDA graphs equal steps without. On a CPU, no graph is captured; everything else is done."""
 
+import gc
 import logging
 import math
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -211,6 +213,15 @@ def test_shapes_are_kept_while_batches_fit(monkeypatch):
     assert captured == [1, 1, 1, 1, 3, 4]
     learner.step([batch_of([(150, 40)] * 3)], 120, RATE)
     assert learner.captures == 5 and learner.layout_for(batch_of([(150, 40)] * 3).layout)
+
+
+def test_a_table_that_a_graph_reads_is_kept_when_the_model_gets_a_longer_one():
+    learner = graphs(make_model(max_positions=3000), make_recipe())
+    take(learner, 0)
+    table = weakref.ref(next(learner.model.buffers()))
+    learner.model.embed.positions(0, 2000, None)  # as a validation with long sentences does
+    gc.collect()
+    assert table() is not None and len(next(learner.model.buffers())) >= 2000
 
 
 def fail_above(limit: int, learner: Learner) -> list[int]:
