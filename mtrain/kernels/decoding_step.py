@@ -39,7 +39,7 @@ def add_norm(
     return normed.to(dtype)
 
 
-def own_attention(projected: Tensor, cache: Tensor, past: Tensor | None, position: Tensor) -> Tensor:
+def self_attention(projected: Tensor, cache: Tensor, past: Tensor | None, position: Tensor) -> Tensor:
     """Self-attention (N, E) of one position of each row to itself and to earlier positions.
 
     `projected` (N, 3E) contains queries, keys and values. `cache` (2, B, H, T*K, D) contains the keys and

@@ -86,11 +86,11 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
             if state.validation_due and not stopped:  # a stopped run validates when it is resumed
-                trainer.selection.validate(trainer.saver.is_written, last=reason is not None)
+                trainer.selection.validate(trainer.saver.is_saved, last=reason is not None)
                 trainer.saver.settle()
                 reason = reason or _finish_if_limit_reached(trainer)
                 trainer.average.discard()
-                if trainer.saver.is_saved:
+                if trainer.saver.is_saved():
                     stopped = _agree(trainer, stop)
             state.seconds += trainer.progress.elapsed()
 
@@ -168,12 +168,12 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
     reason, state = trainer.limit_reached(), trainer.state
     if reason is None:
         return None
-    if not trainer.saver.is_saved:
+    if not trainer.saver.is_saved():
         # Better weights could not become the best ones without a checkpoint, so they are validated again.
         state.validation_due |= state.validations_without_improvement == 0
         trainer.saver.save(last=True)
     if state.validation_due:
-        trainer.selection.validate(trainer.saver.is_written, last=True)
+        trainer.selection.validate(trainer.saver.is_saved, last=True)
     else:
         trainer.selection.publish(last=True)
     return reason
@@ -283,7 +283,7 @@ def _stopping(trainer: Trainer, stop: StopSignal) -> Iterator[None]:
 def _interrupted(trainer: Trainer, signal: Signals) -> Interrupted:
     message = f"stopped by {signal.name} before the first step; run it again"
     if trainer.state.step:
-        saved = f"; saved at step {trainer.state.step}" if trainer.saver.is_saved else ""
+        saved = f"; saved at step {trainer.state.step}" if trainer.saver.is_saved() else ""
         message = f"stopped by {signal.name}{saved}; run it again to resume"
     return Interrupted(message, signal)
 

@@ -120,8 +120,8 @@ def decode(capability: int) -> None:
             cache = torch.zeros(2, 2, 4, 8 * beams, width, dtype=dtype)
             rows = torch.zeros(2 * beams, 4 * width, dtype=dtype)
             past = torch.zeros(2, beams, 8 * beams, dtype=torch.uint8) if beams > 1 else None
-            attention(torch.cat([rows] * 3, dim=1), cache, past, position, own=True)
-            attention(rows, cache, None, torch.zeros(2, dtype=torch.int32), own=False)
+            attention(torch.cat([rows] * 3, dim=1), cache, past, position, to_self=True)
+            attention(rows, cache, None, torch.zeros(2, dtype=torch.int32), to_self=False)
     zeros = torch.zeros(2, dtype=torch.int64)
     plain = Allowed(position, zeros, 3)
     ruled = Allowed(position, zeros, 3, torch.zeros(32_000, dtype=torch.bool), zeros[:, None])

@@ -85,7 +85,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda()
     for name, function in fake.functions().items():
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
+    monkeypatch.setattr(graph_capture, "undocumented", {"_C._cuda_releasePool": fake.release}.get)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **options: zeros(*sizes, **options))
     for function in (graph_capture._side_stream, graph_capture._memory_of_workspaces):

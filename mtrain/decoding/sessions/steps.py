@@ -27,7 +27,7 @@ class Greedy(NamedTuple):
     tokens: Tensor  # (B, K, T)
     log_probs: Tensor  # (B, K)
     unfinished: Tensor  # (B, K) bool
-    past: Tensor | None  # see `own_attention`
+    past: Tensor | None  # see `self_attention`
 
     @classmethod
     def empty(cls, shape: Shape, device: torch.device, dtype: torch.dtype) -> Self:
@@ -89,7 +89,7 @@ class Beam(NamedTuple):
     tokens: Tensor  # (B, K, T) of the live prefixes
     live: Tensor  # (B, K) their log-probabilities
     finished: Tensor  # (B,) bool
-    past: Tensor  # (B, K, T*K), see `own_attention`
+    past: Tensor  # (B, K, T*K), see `self_attention`
     pool: Pool
 
     @classmethod
@@ -179,7 +179,7 @@ def _make_prefix_certain_(log_probs: Tensor, allowed: Allowed) -> None:
 
 def _reorder_(past: Tensor, parents: Tensor, position: Tensor) -> None:
     """Let each beam see what its parent (B, K) has seen, and the slot of its parent at `position`. `past`
-    (B, K, T*K) uint8 is as in `own_attention`."""
+    (B, K, T*K) uint8 is as in `self_attention`."""
     beams = torch.arange(parents.size(1), device=parents.device)
     past.copy_(past.gather(1, parents[:, :, None].expand(-1, -1, past.size(2))))
     past.index_copy_(2, position * len(beams) + beams, (parents[:, :, None] == beams).byte())

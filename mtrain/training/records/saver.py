@@ -64,16 +64,12 @@ class Saver:
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
     _writing: Future[None] | None = None  # until `settle`
 
-    @property
     def is_saved(self) -> bool:
-        """Whether there is a checkpoint of the current step. After `save`, call `settle` first."""
-        return self.saved_step == self.state.step
-
-    def is_written(self) -> bool:
-        """Wait for the thread; whether there is a checkpoint of the current step. Only rank 0 knows."""
+        """Wait for the thread; whether there is a checkpoint of the current step. Until `settle`, only rank 0
+        knows."""
         if self._writing is not None:
             wait([self._writing])
-        return self.is_saved
+        return self.saved_step == self.state.step
 
     def save(self, last: bool, alone: bool = False) -> None:
         """Save a checkpoint. All ranks call this together, and rank 0 writes. If an error or a signal ends
@@ -118,7 +114,7 @@ class Saver:
     def can_save_alone(self) -> bool:
         """Whether there are steps to save, and this process can save them without the other ranks. A warning
         says why not."""
-        if not self.ranks.is_first or not self.state.step or self.is_written():
+        if not self.ranks.is_first or not self.state.step or self.is_saved():
             return False
         if self.learner.shares_weights:
             log.warning("cannot save: the other ranks have parts of the weights")

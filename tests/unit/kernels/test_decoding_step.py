@@ -19,7 +19,7 @@ from mtrain.kernels.decoding_step import (
     best_continuations,
     best_tokens,
     cross_attention,
-    own_attention,
+    self_attention,
 )
 
 GPU = torch.cuda.is_available()
@@ -103,7 +103,7 @@ def test_a_beam_attends_to_its_own_past(place: Place, beams: int, width: int, po
         past.fill_(1)
     projected = place.random(sentences, beams, 3, heads, width, seed=2)
     rows, given = projected.view(sentences * beams, -1), past if beams > 1 else None
-    out = own_attention(rows, cache, given, place.integers([position]))
+    out = self_attention(rows, cache, given, place.integers([position]))
     expected = projected[:, :, 0].double()
     for sentence, beam, head in product(range(sentences), range(beams), range(heads)):
         query, key, value = projected[sentence, beam, :, head].double()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.kernels.cross_entropy import projected_cross_entropy
-from mtrain.kernels.decoding_step import Allowed, add_norm, best_tokens, cross_attention, own_attention
+from mtrain.kernels.decoding_step import Allowed, add_norm, best_tokens, cross_attention, self_attention
 from mtrain.kernels.dropout import HashKey, dropout
 from mtrain.kernels.triton import available
 from mtrain.kernels.triton.available import attempt, replaced_in_training, suits_kernels
@@ -62,7 +62,7 @@ def of_source(beams: int) -> Callable[[Tensor], Tensor]:
         ("dropout.hashed_dropout", lambda x: dropout(x, 0.5, HashKey(*zeros(2, 1, dtype=torch.int32)))),
         ("cross_entropy.fused_cross_entropy", lambda x: projected_cross_entropy(x, x, None, zeros(6))[0]),
         ("decoding.add_norm", lambda x: add_norm(x.clone(), x, nn.LayerNorm(12), torch.float32)),
-        ("decoding.attention", lambda x: own_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
+        ("decoding.attention", lambda x: self_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
         ("decoding.attention", of_source(1)),
         ("next_tokens.best_continuations", lambda x: best_tokens(x, Allowed(zeros(1), zeros(6), 3))[1]),
     ],
