@@ -366,6 +366,14 @@ def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, caplog, i
     same(found, take_all(eager, {"clip_norm": 0.5}, **model))
 
 
+def test_a_graph_that_draws_random_numbers_is_compared_with_work_that_draws_the_same():
+    learner = graphs(make_model(), make_recipe())
+    learner.model.decoder_norm.register_forward_hook(lambda module, inputs, hidden: hidden * torch.rand(()))
+    take(learner, 0)
+    take(learner, 1)
+    assert learner.uses_graphs and learner.captures == 3
+
+
 @pytest.mark.parametrize("fault", [None, "memory", "capture"])
 def test_two_ranks_take_the_steps_of_one(tmp_path, fault):
     # The micro-batches of each rank in two steps
