@@ -39,16 +39,16 @@ def add_norm(
     return normed.to(dtype)
 
 
-def self_attention(projected: Tensor, cache: Tensor, past: Tensor | None, position: Tensor) -> Tensor:
+def self_attention(projected: Tensor, cache: Tensor, past_keep: Tensor | None, position: Tensor) -> Tensor:
     """Self-attention (N, E) of one position of each row to itself and to earlier positions.
 
     `projected` (N, 3E) contains queries, keys and values. `cache` (2, B, H, T*K, D) contains the keys and
     values of earlier positions; those of beam k at `position` (1) int64 are stored in slot position * K + k.
-    `past` (B, K, T*K) uint8 is not 0 at the slots of earlier positions that a beam attends to; what it
+    `past_keep` (B, K, T*K) uint8 is not 0 at the slots of earlier positions that a beam attends to; what it
     contains at later slots is ignored. If K is 1, it may be None: all earlier positions.
     """
     sizes = cache.dtype, cache.shape, len(projected)
-    out: Tensor | None = attempt("decoding.attention", sizes, projected, cache, past, position, True)
+    out: Tensor | None = attempt("decoding.attention", sizes, projected, cache, past_keep, position, True)
     if out is not None:
         return out
     sentences, heads, slots, width = cache.shape[1:]
@@ -60,7 +60,7 @@ def self_attention(projected: Tensor, cache: Tensor, past: Tensor | None, positi
     slot = torch.arange(slots, device=cache.device)
     earlier = slot < position * beams  # (slots,)
     allowed = slot == position * beams + rows[:, None]  # (K, slots)
-    allowed = allowed | (earlier if past is None else earlier & (past[:, None] != 0))
+    allowed = allowed | (earlier if past_keep is None else earlier & (past_keep[:, None] != 0))
     return _attend(parts[0], keys, values, allowed, slot < (position + 1) * beams)
 
 

@@ -47,7 +47,7 @@ class StaticDecoder:
                 part.copy_(new)
 
     def decode_next(
-        self, last: Tensor, past: Tensor | None, position: Tensor, source_lengths: Tensor
+        self, last: Tensor, past_keep: Tensor | None, position: Tensor, source_lengths: Tensor
     ) -> Tensor:
         """Logits (N, V) of the tokens that follow `last` (B', K) in the first B' sentences, in fp32 or fp64.
         `source_lengths` (B') are int32; for the rest see `self_attention`."""
@@ -63,7 +63,7 @@ class StaticDecoder:
             h = attention.query_key_value.forward(stream.before(layer.self_attention_residual))
             if attention.rotary:
                 _rotate_(h, attention, position)
-            h = self_attention(h, cache[:, :sentences], past, position)
+            h = self_attention(h, cache[:, :sentences], past_keep, position)
             stream.after(layer.self_attention_residual, attention.output.forward(h))
             attention = layer.cross_attention
             h = stream.before(layer.cross_attention_residual)

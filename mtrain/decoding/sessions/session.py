@@ -132,7 +132,9 @@ class Session:
         allowed = Allowed(position, inputs.min_lengths, self.model_config.eos_id, self.forbidden, prefixes)
 
         def work() -> None:
-            logits = [decoder.decode_next(state.last, state.past, position, lengths) for decoder in decoders]
+            logits = [
+                decoder.decode_next(state.last, state.past_keep, position, lengths) for decoder in decoders
+            ]
             state.step(average_probabilities(logits), inputs, allowed, config)
             position.add_(1)
 
