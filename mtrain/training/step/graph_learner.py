@@ -165,10 +165,11 @@ class GraphLearner(Learner):
             self.uses_graphs = False
             return None
         except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             limit = self.shapes.tokens / 2
             pairs = cast(list[PackedBatch], split_batches(batches, 0))
-            needed = self.shapes.within(limit).including(pair.exact for pair in pairs)
-            if not is_out_of_memory(error) or needed.tokens >= self.shapes.tokens:
+            if self.shapes.within(limit).including(pair.exact for pair in pairs).tokens >= self.shapes.tokens:
                 raise
             self._limit_micro_batches(limit, batches)
             return None
