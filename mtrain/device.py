@@ -229,11 +229,6 @@ def release_cached_memory(device: torch.device) -> None:
         torch.get_device_module(device).empty_cache()
 
 
-def queued_work(device: torch.device) -> Callable[[], None]:
-    """A function that waits for the work that is queued on a device now, but not for later work."""
-    return (lambda: None) if device.type != "cuda" else _event(device).synchronize
-
-
 def _event(device: torch.device) -> Any:
     """An event after the work that is queued on a CUDA device now."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -251,10 +246,10 @@ def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
         return lambda: current
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    wait = queued_work(values.device)
+    copied = _event(values.device)
 
     def read() -> list[float]:
-        wait()
+        copied.synchronize()
         return host.tolist()
 
     return read

@@ -15,7 +15,6 @@ Numbers of issues refer to PyTorch.
 import gc
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -26,8 +25,6 @@ from torch.nn import functional as F
 
 from mtrain.errors import is_out_of_memory
 from mtrain.kernels.undocumented import undocumented
-
-WARM_UPS = 2  # the first one compiles kernels and loads them; the second one allocates as the capture does
 
 Work = Callable[[], None]
 
@@ -67,12 +64,13 @@ class GraphPool:
         with self.prepared():
             self._run(work)
 
-    def capture(self, work: Work, warm_ups: int = WARM_UPS) -> Work:
+    def capture(self, work: Work) -> Work:
         """A function that replays `work` as a graph; on other devices than CUDA, `work` itself.
 
-        `work` is run before, at least once, and its state afterwards is not what it was: the caller gives it
-        inputs that do no harm, and resets what it changes. One warm-up is enough for work that has already
-        been run. Only one thread captures at a time; others may use the device meanwhile.
+        The caller has already run `work`, which compiles and loads kernels. Before the capture, it is run
+        once more, to allocate as the capture does, and its state afterwards is not what it was: the caller
+        gives it inputs that do no harm, and resets what it changes. Only one thread captures at a time;
+        others may use the device meanwhile.
 
         Raises CaptureError if `work` fails or cannot be captured, or the error that says so if memory runs
         out. Everything still works without a graph then.
@@ -81,13 +79,11 @@ class GraphPool:
             return work
         with self.prepared():
             try:
-                return self._captured(work, warm_ups)
+                return self._captured(work)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-            if place := _place_of_wait(work):
-                raise CaptureError(f"the host waits for the device in {place}")
-            return self._captured(work, warm_ups)  # an event of another thread may have ended the capture
+            return self._captured(work)  # an event of another thread may have ended the capture
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -125,9 +121,8 @@ class GraphPool:
         with torch.cuda.use_mem_pool(self._memory):
             work()
 
-    def _captured(self, work: Work, warm_ups: int) -> Work:
-        for _ in range(warm_ups):
-            self._run(work)
+    def _captured(self, work: Work) -> Work:
+        self._run(work)
         graph, uses = torch.cuda.CUDAGraph(), self._memory.use_count()
         try:
             _record(graph, work, pool=self._memory.id)
@@ -218,18 +213,3 @@ def _make_workspaces(device: torch.device) -> None:
         for dtype in (torch.float32, torch.float16):
             x = torch.zeros(16, 16, dtype=dtype, device=device)
             F.linear(torch.mm(x, x), x, x[0])  # by cuBLASLt, with a workspace of its own; `mm` by cuBLAS
-
-
-def _place_of_wait(work: Work) -> str | None:
-    """Where `work` makes the host wait for the device: the file and the line; None if it is not known."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught, suppress(Exception):
-        warnings.simplefilter("always")
-        try:
-            torch.cuda.set_sync_debug_mode("warn")  # "error" would make other threads fail
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-    # Not the warning that the mode is a prototype and does not detect "all synchronizing operations".
-    waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
-    return f"{waits[0].filename}:{waits[0].lineno}" if waits else None

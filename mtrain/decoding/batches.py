@@ -15,7 +15,7 @@ from mtrain.tokenizer.rows import Rows, pad
 
 SHORT = 16  # tokens that a shorter line counts as, because the logits of each row need memory
 # Tokens of a batch on a CUDA device with enough memory, for wide and narrow models. Narrow ones need more,
-# because below some number of rows, a step takes as long as its kernels need to start.
+# because below some number of rows, a step takes as long as its kernels need to start (estimated).
 _CUDA_TOKENS = 65536
 _CUDA_TOKENS_IF_NARROW = 131072
 _NARROW = 512  # narrower models are narrow

@@ -1,8 +1,8 @@
 """Overlapping the work of the host with the work of a GPU: while the GPU decodes a window of lines, the host
 reads and splits the next windows, and joins and writes the previous one.
 
-The caller's thread reads, joins and writes, so that iterables of lines need not be thread-safe, and an
-interrupt arrives where it waits. One thread splits and tokenizes, and one decodes.
+Another thread decodes. The caller's thread does the rest, so that iterables of lines need not be thread-safe,
+and an interrupt arrives where it waits.
 """
 
 import threading
@@ -73,48 +73,44 @@ def overlapped(
     pauses: Pauses,
     device: torch.device,
 ) -> Results:
-    """Yield each window with its task and the translations of its parts, in order. `split` and `decode`
-    (see `Workers.decode`) are called by threads of their own, `decoded` by the caller's thread.
+    """Yield each window with its task and the translations of its parts, in order. `decode` (see
+    `Workers.decode`) is called by a thread of its own, `split` and `decoded` by the caller's thread.
 
     If the source of the lines waits after a window, no further window is read before all results are yielded:
-    it may wait for them. An error of `windows` is raised after the results before it; if it is an interrupt,
-    only finished ones are yielded. When the iterator is closed, no further batch is decoded, and the threads
-    have ended.
+    it may wait for them. An error of `windows` or `split` is raised after the results before it; if it is an
+    interrupt, only finished ones are yielded. When the iterator is closed, no further batch is decoded, and
+    the thread has ended.
     """
     reports: SimpleQueue[tuple[Part, list[Translation]] | None] = SimpleQueue()  # None: end of a window
     stopped = threading.Event()
-    pending: deque[tuple[Window, Future[tuple[DecodingTask, Found]]]] = deque()
+    pending: deque[tuple[Window, DecodingTask, Future[Found]]] = deque()
 
     def report(part: Part, found: list[Translation]) -> None:
         if stopped.is_set():
             raise CancelledError
         reports.put((part, found))
 
-    def decode_when_split(splitting: Future[DecodingTask]) -> tuple[DecodingTask, Found]:
-        task = splitting.result()
-        return task, decode(task, report)
-
     def oldest() -> tuple[Window, DecodingTask, Found]:
-        window, decoding = pending.popleft()
+        window, task, decoding = pending.popleft()
         while (reported := reports.get()) is not None:
             decoded(*reported)
-        return window, *decoding.result()
+        return window, task, decoding.result()
 
-    splitter = ThreadPoolExecutor(1, "splitting")
     decoder = ThreadPoolExecutor(1, "decoding", make_current, (device,))
     try:
         while True:
             try:
                 window = next(windows)
+                task = split(window)
             except StopIteration:
                 break
             except BaseException as error:
-                while pending and (isinstance(error, Exception) or pending[0][1].done()):
+                while pending and (isinstance(error, Exception) or pending[0][2].done()):
                     yield oldest()
                 raise
-            decoding = decoder.submit(decode_when_split, splitter.submit(split, window))
+            decoding = decoder.submit(decode, task, report)
             decoding.add_done_callback(lambda _: reports.put(None))  # even if its thread could not start
-            pending.append((window, decoding))
+            pending.append((window, task, decoding))
             most = 0 if pauses.are_waiting() else AHEAD
             while len(pending) > most:
                 yield oldest()
@@ -122,5 +118,4 @@ def overlapped(
             yield oldest()
     finally:
         stopped.set()
-        splitter.shutdown(cancel_futures=True)
         decoder.shutdown(cancel_futures=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtrain.kernels.autocast import product_dtype, without_autocast
-from mtrain.kernels.triton.available import attempt, triton_works
+from mtrain.kernels.triton.available import attempt, suits_kernels
 
 # Label of padding and of surplus tokens, the default `ignore_index` of torch.nn.functional.cross_entropy.
 IGNORE = -100
@@ -62,15 +62,14 @@ def projected_cross_entropy(
     softmax is computed in fp32; without R-Drop by one kernel, where Triton works.
     """
     dtype = product_dtype(hidden)
-    if not r_drop and dtype != torch.float64 and triton_works(hidden.device):
-        from mtrain.kernels.triton.cross_entropy import fused_cross_entropy
-
+    if not r_drop and suits_kernels(hidden):
         rows = chunk_rows("cuda", weight.size(0), max_logits or _MAX_LOGIT_BYTES // dtype.itemsize)
         inputs = hidden, weight, bias, labels, IGNORE, smoothing, dtype, rows
+        fused: tuple[Tensor, Tensor] | None
         with without_autocast(hidden):
-            sums = attempt(fused_cross_entropy, hidden.device, (dtype, weight.size(0)), *inputs)
-        if sums is not None:
-            return sums
+            fused = attempt("cross_entropy.fused_cross_entropy", (dtype, weight.size(0)), *inputs)
+        if fused is not None:
+            return fused
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))

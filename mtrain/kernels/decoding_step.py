@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.kernels.topk import beam_topk, logsumexp
-from mtrain.kernels.triton.available import attempt, triton_works
+from mtrain.kernels.triton.available import attempt
 
 
 def add_norm(
@@ -27,12 +27,10 @@ def add_norm(
     `replace` also stores the normalized sum as x, for models with norms after the residual connections. x has
     the type of the parameters of `norm`; y may have another one, and may be None.
     """
-    if _uses_triton(x):
-        from mtrain.kernels.triton import decoding
-
-        sizes, inputs = (x.dtype, dtype, x.size(1)), (x, y, norm, dtype, replace)
-        if (out := attempt(decoding.add_norm, x.device, sizes, *inputs)) is not None:
-            return out
+    sizes = x.dtype, dtype, x.size(1)
+    out: Tensor | None = attempt("decoding.add_norm", sizes, x, y, norm, dtype, replace)
+    if out is not None:
+        return out
     if y is not None:
         x.add_(y)
     normed = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
@@ -41,20 +39,18 @@ def add_norm(
     return normed.to(dtype)
 
 
-def own_attention(projected: Tensor, cache: Tensor, past: Tensor | None, position: Tensor) -> Tensor:
+def self_attention(projected: Tensor, cache: Tensor, past_keep: Tensor | None, position: Tensor) -> Tensor:
     """Self-attention (N, E) of one position of each row to itself and to earlier positions.
 
     `projected` (N, 3E) contains queries, keys and values. `cache` (2, B, H, T*K, D) contains the keys and
     values of earlier positions; key and value of beam k at `position` (1) int64 go to slot position * K + k.
-    `past` (B, K, T*K) uint8 is not 0 at the slots of earlier positions that a beam attends to; what it
+    `past_keep` (B, K, T*K) uint8 is not 0 at the slots of earlier positions that a beam attends to; what it
     contains at later slots is ignored. If K is 1, it may be None: all earlier positions.
     """
-    if _uses_triton(cache):
-        from mtrain.kernels.triton import decoding
-
-        sizes, inputs = (cache.dtype, cache.shape, len(projected)), (projected, cache, past, position, True)
-        if (out := attempt(decoding.attention, cache.device, sizes, *inputs)) is not None:
-            return out
+    sizes = cache.dtype, cache.shape, len(projected)
+    out: Tensor | None = attempt("decoding.attention", sizes, projected, cache, past_keep, position, True)
+    if out is not None:
+        return out
     sentences, heads, slots, width = cache.shape[1:]
     parts = projected.view(sentences, -1, 3, heads, width).permute(2, 0, 3, 1, 4)  # (3, B, H, K, D)
     beams = parts.size(3)
@@ -64,7 +60,7 @@ def own_attention(projected: Tensor, cache: Tensor, past: Tensor | None, positio
     slot = torch.arange(slots, device=cache.device)
     earlier = slot < position * beams  # (slots,)
     allowed = slot == position * beams + rows[:, None]  # (K, slots)
-    allowed = allowed | (earlier if past is None else earlier & (past[:, None] != 0))
+    allowed = allowed | (earlier if past_keep is None else earlier & (past_keep[:, None] != 0))
     return _attend(parts[0], keys, values, allowed, slot < (position + 1) * beams)
 
 
@@ -74,12 +70,10 @@ def cross_attention(queries: Tensor, memory: Tensor, source_lengths: Tensor) -> 
     `memory` (2, B, H, S, D) contains keys and values, of which each sentence has the first `source_lengths`
     (B) int32. For a sentence of length 0, the result is 0.
     """
-    if _uses_triton(memory):
-        from mtrain.kernels.triton import decoding
-
-        sizes, inputs = (memory.dtype, memory.shape, None), (queries, memory, None, source_lengths, False)
-        if (out := attempt(decoding.attention, memory.device, sizes, *inputs)) is not None:
-            return out
+    sizes = memory.dtype, memory.shape, len(queries)
+    out: Tensor | None = attempt("decoding.attention", sizes, queries, memory, None, source_lengths, False)
+    if out is not None:
+        return out
     sentences, heads, longest, width = memory.shape[1:]
     by_head = queries.view(sentences, -1, heads, width).transpose(1, 2)  # (B, H, K, D)
     given = torch.arange(longest, device=memory.device) < source_lengths[:, None]  # (B, S)
@@ -143,15 +137,11 @@ def best_continuations(
     `best_tokens`. k is at most V. If fewer continuations are allowed, further ones have the log-probability
     -inf.
     """
-    if _uses_triton(logits):
-        from mtrain.kernels.triton import next_tokens
-
-        function, sizes = next_tokens.best_continuations, (logits.dtype, logits.size(1))
-        if (best := attempt(function, logits.device, sizes, logits, live, k, *allowed)) is not None:
-            return best
+    sizes = logits.dtype, logits.size(1)
+    best: tuple[Tensor, Tensor, Tensor] | None = attempt(
+        "next_tokens.best_continuations", sizes, logits, live, k, *allowed
+    )
+    if best is not None:
+        return best
     log_normalizers = logsumexp(logits)
     return beam_topk(allowed.mask_(logits), live - log_normalizers.view_as(live), k)
-
-
-def _uses_triton(x: Tensor) -> bool:
-    return x.dtype != torch.float64 and triton_works(x.device)

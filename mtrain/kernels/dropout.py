@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtrain.kernels.hashing import kept
-from mtrain.kernels.triton.available import attempt, triton_works
+from mtrain.kernels.triton.available import attempt
 
 
 class HashKey(NamedTuple):
@@ -69,16 +69,13 @@ def dropout(
 def _hashed_dropout(x: Tensor, rate: float, hash_key: HashKey, relu: bool, residual: Tensor | None) -> Tensor:
     if relu and residual is not None:
         return residual + _hashed_dropout(x, rate, hash_key, relu, None)
-    # Compiled code fuses the operators below, and stores no mask either.
     key, salt, places = hash_key
-    is_eager = places is None and not torch.compiler.is_compiling()
-    if is_eager and x.dtype != torch.float64 and triton_works(x.device):
-        from mtrain.kernels.triton.dropout import hashed_dropout
-
-        sizes, arguments = (x.dtype, residual is None, relu), (x, rate, key, salt, relu, residual)
-        if (dropped := attempt(hashed_dropout, x.device, sizes, *arguments)) is not None:
-            return dropped
     if places is None:
+        sizes, inputs = (x.dtype, residual is None, relu), (x, rate, key, salt, relu, residual)
+        dropped: Tensor | None = attempt("dropout.hashed_dropout", sizes, *inputs)
+        if dropped is not None:
+            return dropped
+        # Compiled code fuses these operators, and stores no mask either.
         places = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     x = x if residual is None else x.to(residual.dtype)
     out = torch.where(kept(places, key, salt, rate), x * (1 / (1 - rate)), 0)

@@ -1,22 +1,27 @@
-"""Operations on many tensors at a time."""
+"""Operations on many tensors at a time, by a few kernels where PyTorch has an operation for it."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import Tensor
 
 from mtrain.kernels.undocumented import undocumented
 
 
-def change_all(
-    operation: Literal["add", "mul"], tensors: Sequence[Tensor], others: Tensor | Sequence[Tensor]
-) -> None:
-    """Add others to tensors in place, or multiply tensors by them: each by its own, or all by one tensor.
-    It takes a few kernels where PyTorch has an operation for it."""
-    foreach = undocumented(f"_foreach_{operation}_")
+def add_all(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Add to each tensor its own other one, in place."""
+    foreach = undocumented("_foreach_add_")
     if foreach is not None and tensors:
         foreach(tensors, others)
         return
-    own = [others] * len(tensors) if isinstance(others, Tensor) else others
-    for tensor, other in zip(tensors, own, strict=True):
-        getattr(tensor, f"{operation}_")(other)
+    for tensor, other in zip(tensors, others, strict=True):
+        tensor.add_(other)
+
+
+def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply all tensors by a scalar, in place."""
+    foreach = undocumented("_foreach_mul_")
+    if foreach is not None and tensors:
+        foreach(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)

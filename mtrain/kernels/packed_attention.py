@@ -9,7 +9,8 @@ from torch import Tensor
 from mtrain.kernels.dropout import Generator, HashKey
 from mtrain.kernels.eager_attention import split_heads
 from mtrain.kernels.sequences import Packed
-from mtrain.kernels.triton.available import attempt, triton_works
+from mtrain.kernels.triton.available import attempt, suits_kernels
+from mtrain.kernels.triton.tiles import suits_short_attention
 from mtrain.kernels.undocumented import undocumented
 
 _FLASH_HEAD_WIDTH = 192  # wider heads have no backward pass with dropout on some devices
@@ -39,16 +40,14 @@ def packed_attention(
         return None
     width = projected.size(-1) // ((3 if keys_values is None else 1) * heads)
     capability = torch.cuda.get_device_capability(device)
-    if not torch.compiler.is_compiling() and triton_works(device):
-        from mtrain.kernels.triton.attention import short_attention, suits_short_attention
-
-        longest = max(queries.longest, keys.longest)
-        has_mask = not rate or isinstance(generator, HashKey)
-        if has_mask and suits_short_attention(longest, width, dtype, capability):
-            sizes = dtype, heads, width, (longest - 1).bit_length(), causal, rate > 0, keys_values is None
-            inputs = projected, keys_values, heads, queries, keys, causal, rate, generator
-            if (attended := attempt(short_attention, device, sizes, *inputs)) is not None:
-                return attended
+    longest = max(queries.longest, keys.longest)
+    has_mask = not rate or isinstance(generator, HashKey)
+    if has_mask and suits_kernels(projected) and suits_short_attention(longest, width, dtype, capability):
+        sizes = dtype, heads, width, (longest - 1).bit_length(), causal, rate > 0, keys_values is None
+        inputs = projected, keys_values, heads, queries, keys, causal, rate, generator
+        attended: Tensor | None = attempt("attention.short_attention", sizes, *inputs)
+        if attended is not None:
+            return attended
     if not _suits_flash(width, capability):
         return None
     # PyTorch's operator for packed sequences, which has a gradient. The documented function that calls it,

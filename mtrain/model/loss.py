@@ -30,8 +30,8 @@ def translation_loss(
 def r_drop_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, alpha: float
 ) -> LossSums:
-    """The loss with R-Drop (Liang et al. 2021) of hidden states (2B, T, E) at labels (B, T): two forward
-    passes p and q of the B sentences, one after the other. Other arguments are as of `translation_loss`.
+    """The loss with R-Drop (Liang et al. 2021) of hidden states (2P, E) at labels (P): two forward passes p
+    and q of the same tokens, one after the other. Other arguments are as of `translation_loss`.
 
     The paper (section 2) and its code add alpha * (KL(p || q) + KL(q || p)) / 2 to the *sum* of both
     cross-entropies. Here loss and nll are *means* over both passes, so that term is halved too: alpha means

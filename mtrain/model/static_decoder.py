@@ -8,7 +8,7 @@ needs any more are not removed, and the kernels come from `mtrain.kernels.decodi
 import torch
 from torch import Tensor, nn
 
-from mtrain.kernels.decoding_step import add_norm, cross_attention, own_attention
+from mtrain.kernels.decoding_step import add_norm, cross_attention, self_attention
 from mtrain.kernels.precision import product_fp32
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer, memory_keys_and_values
@@ -33,27 +33,28 @@ class StaticDecoder:
             [like.new_zeros(2, sentences, heads, length, width) for _ in packed.decoder]
             for length in (positions * beams, source_length)
         )
-        self.positions = packed.embed.positions(0, positions, packed.learned_target_positions)
+        self.target_table = packed.embed.positions(0, positions, packed.learned_target_positions)
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> None:
         """Store keys and values of the encoder output, for source ids (B, S) and their numbers (B)."""
         keep = torch.arange(source.size(1), device=source.device) < source_lengths[:, None]
         packed, memory = self.model.packed, self.model.encode(source, keep)
         # Kept because a graph reads it: a longer source may replace the table of the model.
-        self.source_positions = packed.embed.positions(0, source.size(1), packed.learned_positions)
+        self.source_table = packed.embed.positions(0, source.size(1), packed.learned_positions)
         for layer, stored in zip(packed.decoder, self.memories, strict=True):
             assert isinstance(layer, DecoderLayer)
             for part, new in zip(stored, memory_keys_and_values(layer.cross_attention, memory), strict=True):
                 part.copy_(new)
 
     def decode_next(
-        self, last: Tensor, past: Tensor | None, position: Tensor, source_lengths: Tensor
+        self, last: Tensor, past_keep: Tensor | None, position: Tensor, source_lengths: Tensor
     ) -> Tensor:
         """Logits (N, V) of the tokens that follow `last` (B', K) in the first B' sentences, in fp32 or fp64.
-        `source_lengths` (B') are int32; for the rest see `own_attention`."""
+        `source_lengths` (B') are int32; for the rest see `self_attention`."""
         model, sentences = self.model.packed, len(last)
         embedding = model.target_embedding or model.source_embedding
-        positions = None if self.positions is None else self.positions.index_select(0, position)
+        table = self.target_table
+        positions = None if table is None else table.index_select(0, position)  # (1, E)
         x = model.embed(last.flatten(), Padded(last.numel(), 1), embedding, positions)
         stream = _ResidualStream(x, self.model.low_weight.dtype)
         for layer, cache, memory in zip(model.decoder, self.caches, self.memories, strict=True):
@@ -62,7 +63,7 @@ class StaticDecoder:
             h = attention.query_key_value.forward(stream.before(layer.self_attention_residual))
             if attention.rotary:
                 _rotate_(h, attention, position)
-            h = own_attention(h, cache[:, :sentences], past, position)
+            h = self_attention(h, cache[:, :sentences], past_keep, position)
             stream.after(layer.self_attention_residual, attention.output.forward(h))
             attention = layer.cross_attention
             h = stream.before(layer.cross_attention_residual)

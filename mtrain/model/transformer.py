@@ -1,10 +1,10 @@
 """The encoder-decoder Transformer of Vaswani et al., "Attention Is All You Need", 2017.
 
 Sections are of this paper. Symbols in shapes: see `mtrain.model`. Layers follow sublayers, and the model
-comes last. Everything works on tokens (P, E), padding included, sequence after sequence. Only attention,
-positions and word dropout need to know which sequence a token belongs to: see `mtrain.kernels.sequences`.
-Attention hides the padding of sources (`mtrain.kernels.attention`). The padding of targets comes last, so
-causality hides it, and the loss ignores it.
+comes last. Everything works on tokens (P, E), sequence after sequence; where batches have padding, it is
+included. Only attention, positions and word dropout need to know which sequence a token belongs to: see
+`mtrain.kernels.sequences`. Attention hides the padding of sources (`mtrain.kernels.attention`). The padding
+of targets comes last, so causality hides it, and the loss ignores it.
 """
 
 import math

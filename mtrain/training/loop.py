@@ -23,6 +23,7 @@ from mtrain.interop.formats import describe_exports
 from mtrain.kernels.reproducible import reproducible
 from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.signals import StopSignal
+from mtrain.training.step.arithmetic import describe_arithmetic, log_changes
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
 from mtrain.training.step.learning_rate import learning_rate, r_drop_weight
 from mtrain.training.trainer import Trainer
@@ -40,6 +41,8 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
     window = _open_first_window(trainer, stop)
     try:
         _dry_run(trainer, window)
+        if trainer.checkpoint is not None:
+            log_changes(trainer.state, _arithmetic(trainer), trainer.learner, trainer.ranks)
         trainer.progress.start()
         with trainer.progress.bar, closing(trainer.progress), closing(trainer.saver):
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
@@ -80,15 +83,14 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             if not trainer.learner.compiles:
                 trainer.ranks.expect_steps()
             reason = _record_step(trainer)
-            trainer.saver.raise_failure()
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
             if state.validation_due and not stopped:  # a stopped run validates when it is resumed
-                trainer.selection.validate(trainer.saver.is_written, last=reason is not None)
+                trainer.selection.validate(trainer.saver.is_saved, last=reason is not None)
                 trainer.saver.settle()
                 reason = reason or _finish_if_limit_reached(trainer)
                 trainer.average.discard()
-                if trainer.saver.is_saved:
+                if trainer.saver.is_saved():
                     stopped = _agree(trainer, stop)
             state.seconds += trainer.progress.elapsed()
 
@@ -166,12 +168,12 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
     reason, state = trainer.limit_reached(), trainer.state
     if reason is None:
         return None
-    if not trainer.saver.is_saved:
+    if not trainer.saver.is_saved():
         # Without a checkpoint, better weights could not become the best ones; they are validated again.
         state.validation_due |= state.validations_without_improvement == 0
         trainer.saver.save(last=True)
     if state.validation_due:
-        trainer.selection.validate(trainer.saver.is_written, last=True)
+        trainer.selection.validate(trainer.saver.is_saved, last=True)
     else:
         trainer.selection.publish(last=True)
     return reason
@@ -231,7 +233,7 @@ def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
     parameters = sum(p.numel() for p in trainer.model.parameters())
     frozen = sum(p.numel() for p in trainer.model.parameters() if not p.requires_grad)
     architecture = trainer.model.config
-    log.info("device: %s", trainer.arithmetic)
+    log.info("device: %s", _arithmetic(trainer))
     sizes = f"{parameters / 1e6:.2f} million parameters ({frozen / 1e6:.2f} frozen)"
     log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
     if not architecture.is_classifier:
@@ -249,6 +251,10 @@ def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
         if stages <= 1:  # their epochs differ
             planned += f", {total / window.steps_in_epoch:.1f} epochs"
         log.info("planned: %s", planned)
+
+
+def _arithmetic(trainer: Trainer) -> str:
+    return describe_arithmetic(trainer.learner, trainer.ranks, trainer.state.micro_batch_tokens)
 
 
 def _dry_run(trainer: Trainer, window: Window) -> None:
@@ -277,7 +283,7 @@ def _stopping(trainer: Trainer, stop: StopSignal) -> Iterator[None]:
 def _interrupted(trainer: Trainer, signal: Signals) -> Interrupted:
     message = f"stopped by {signal.name} before the first step; run it again"
     if trainer.state.step:
-        saved = f"; saved at step {trainer.state.step}" if trainer.saver.is_saved else ""
+        saved = f"; saved at step {trainer.state.step}" if trainer.saver.is_saved() else ""
         message = f"stopped by {signal.name}{saved}; run it again to resume"
     return Interrupted(message, signal)
 

@@ -9,7 +9,6 @@ import torch
 
 from mtrain.checkpoint.checkpoint import Checkpoint, load_checkpoint, restore_validation
 from mtrain.checkpoint.state import TrainState
-from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import Division, batch_order
 from mtrain.data.epochs.loader import Loader, StepInput
 from mtrain.data.epochs.windows import WindowPlanner
@@ -23,17 +22,12 @@ from mtrain.training.records.saver import Saver, saves_in_background
 from mtrain.training.setup.micro_batch import agree_on_micro_batches
 from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
-from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation, log_changes
+from mtrain.training.step.arithmetic import describe_computation
 from mtrain.training.step.average import WeightAverage
-from mtrain.training.step.graph_learner import make_learner
-from mtrain.training.step.learner import Learner
+from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
 
 log = logging.getLogger(__name__)
-
-BYTES_OF_COPY = 16  # of each parameter in fp32: weight, gradient, and AdamW's two moments
-BYTES_OF_AVERAGE = 4  # of each parameter, with `training.ema_decay`
-SHARE_OF_COPY = 0.6  # of a GPU's memory; the rest is for activations and validation
 
 
 class Trainer:
@@ -48,7 +42,7 @@ class Trainer:
         self.checkpoint = run.checkpoint and run.checkpoint.folder  # to resume from
         self.model = _make_model(run, ranks.device)
         ranks.require_equal(describe_computation(training, ranks.device))
-        self.learner = make_learner_of_rank(self.model, training, ranks)
+        self.learner = make_learner(self.model, training, ranks)
         self.average = WeightAverage(self.model, training)
         with ranks.watched():
             state = self._restore(run.checkpoint) if run.checkpoint else _initial_state(run)
@@ -58,9 +52,6 @@ class Trainer:
         division = Division(micro_batch, len(self.learner.replicas), ranks.rank, ranks.size)
         self.planner = WindowPlanner(self.corpus, config, division)
         self.loader = Loader(self.planner, run.tokenizer, ranks.device, self.learner.layout_for)
-        self.arithmetic = describe_arithmetic(self.learner, ranks, micro_batch)
-        if run.checkpoint:
-            log_changes(state, self.arithmetic, self.learner, ranks)
         # The state keeps the steps of the first epoch, so that a resumed run has the same learning rates.
         length, stages = state.steps_in_first_epoch, config.data.stages
         if length is None and training.max_epochs is not None and stages is None:
@@ -120,23 +111,3 @@ def _make_model(run: PreparedRun, device: torch.device) -> AnyModel:
         log.info("initialized from %s (%s)", training.init_from, initial.fingerprint[:12])
     freeze(model, training.freeze)
     return model
-
-
-def make_learner_of_rank(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> Learner:
-    """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
-    if ranks.size == 1 or not shards_weights(model, config, ranks):
-        return make_learner(model, config, ranks)
-    from mtrain.training.step.fsdp import ShardedLearner  # takes a second to import
-
-    return ShardedLearner(model, config, ranks)
-
-
-def shards_weights(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> bool:
-    """Whether the ranks share the weights: as configured, or if weights, gradients, moments and the moving
-    average do not fit in SHARE_OF_COPY of a GPU's memory."""
-    if config.parallel != "auto" or ranks.device.type != "cuda":
-        return config.parallel == "fsdp"
-    memory = torch.cuda.get_device_properties(ranks.device).total_memory
-    each = BYTES_OF_COPY + (0 if config.ema_decay is None else BYTES_OF_AVERAGE)
-    needed = sum(each * parameter.numel() for parameter in model.parameters())
-    return bool(ranks.all_reduce_max(needed > SHARE_OF_COPY * memory)[0])

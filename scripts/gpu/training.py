@@ -19,7 +19,7 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch
 from mtrain.planning.cost import Shape, flops_of
-from mtrain.training.step import graph_learner
+from mtrain.training.step import make_learner as learners
 from mtrain.training.step.learner import Learner
 
 RATE = 1e-5  # small, so that training on random data stays stable; speed does not depend on it
@@ -32,7 +32,7 @@ def make_learner(scale: Scale, config: ModelConfig, compiled: str = "off", graph
     `training.cuda_graphs`."""
     options: dict[str, Any] = {"compile": compiled, "cuda_graphs": graphs}
     recipe = TrainingConfig(max_steps=1, label_smoothing=SMOOTHING, **options)
-    return graph_learner.make_learner(scale.model(config).train(), recipe)
+    return learners.make_learner(scale.model(config).train(), recipe)
 
 
 def take(learner: Learner, step: StepInput) -> None:

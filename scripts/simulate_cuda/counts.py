@@ -33,8 +33,8 @@ from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.static_decoder import StaticDecoder
 from mtrain.model.transformer import Transformer
-from mtrain.training.step.graph_learner import make_learner
 from mtrain.training.step.learner import Learner
+from mtrain.training.step.make_learner import make_learner
 
 MAX_WAITS = 0.25  # of a decoding step; a training step never waits
 # Preset, precision and target tokens of the training steps that are counted

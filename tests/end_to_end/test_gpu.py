@@ -16,8 +16,6 @@ from torch import Tensor, distributed
 from torch._dynamo.utils import counters
 
 from mtrain import Translator
-from mtrain.checkpoint.checkpoint import CheckpointTensors
-from mtrain.checkpoint.host_copy import HostCopy
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import collate
@@ -35,8 +33,9 @@ from mtrain.tokenizer.rows import Rows
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train_step
-from mtrain.training.step.graph_learner import GraphLearner, make_learner
+from mtrain.training.step.graph_learner import GraphLearner
 from mtrain.training.step.learner import Learner, StepMetrics
+from mtrain.training.step.make_learner import make_learner
 from mtrain.training.trainer import Trainer
 from tests.support.faults.saves import Killed
 from tests.support.paths import ROOT
@@ -320,21 +319,6 @@ def test_a_run_killed_between_checkpoints_resumes_to_the_same_weights(
     fit(killed, device="cuda")
     assert "resuming from" in caplog.text and "not bit-identically" not in caplog.text
     assert same_weights(Path(config.run_dir), Path(killed.run_dir))
-
-
-def test_a_copy_for_a_checkpoint_has_the_values_of_its_moment_and_does_not_wait():
-    weight, copy = torch.randn(4096, 4096, device="cuda"), HostCopy()
-    tensors = CheckpointTensors({"weight": weight}, {}, {})
-    copy.take(tensors)  # allocates
-    expected = weight.cpu()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        taken = copy.take(tensors)
-        weight.zero_()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    copy.wait()
-    assert torch.equal(taken.weights["weight"], expected)
 
 
 @pytest.mark.parametrize("masked", [False, True])

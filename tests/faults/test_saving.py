@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.state import TrainState
@@ -26,6 +27,7 @@ from mtrain.training.fit import make_trainer
 from mtrain.training.loop import train, train_step
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.records.progress import Progress
+from mtrain.training.records.saver import saves_in_background
 from mtrain.training.setup.run_folder import locked_run_folder
 from mtrain.training.step.learner import StepMetrics
 from mtrain.training.trainer import Trainer
@@ -143,7 +145,7 @@ def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config, 
         fit_on_cpu(config)
     run = Path(config.run_dir)
     assert last_checkpoint(run).name == "step-00000002"
-    assert max(record["step"] for record in read_metrics(run)) in (8, 10)  # noticed before the next save
+    assert max(record["step"] for record in read_metrics(run)) in (8, 10)  # noticed at the next save
     fit_on_cpu(config)  # it resumes from the last checkpoint
     assert last_checkpoint(run).name == "step-00000012"
 
@@ -177,6 +179,24 @@ def test_training_continues_while_a_checkpoint_is_written(make_config, monkeypat
         assert written[name] == expected[name]
     states = [json.loads(files["state.json"]) for files in (written, expected)]
     assert states[0]["rng"] == states[1]["rng"] and states[0]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "shares_weights", "memory", "expected"),
+    [
+        ("cuda", False, 2**30, True),
+        ("cuda", False, 2**30 - 2**20, False),  # the copy would take more than a quarter of it
+        ("cuda", True, 2**30, False),
+        ("cpu", False, 2**30, False),
+    ],
+)
+def test_a_thread_writes_checkpoints_of_a_gpu_if_host_memory_suffices(
+    monkeypatch, device, shares_weights, memory, expected
+):
+    monkeypatch.setattr("mtrain.training.records.saver.available_memory", lambda device: memory)
+    model = torch.nn.Linear(2**12, 2**12, bias=False, device="meta")
+    learner = SimpleNamespace(device=torch.device(device), shares_weights=shares_weights, model=model)
+    assert saves_in_background(learner) == expected
 
 
 def test_a_run_that_fails_ends_after_the_checkpoint_that_is_being_written(make_config, monkeypatch):

@@ -6,7 +6,6 @@ import platform
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -33,7 +32,6 @@ from mtrain.device import (
     thread_pool,
 )
 from mtrain.errors import UsageError
-from mtrain.kernels.foreach import change_all
 from tests.support.devices import pretend
 from tests.support.undocumented import documented_only
 
@@ -199,17 +197,6 @@ def test_a_skipped_step_changes_neither_parameters_nor_moments(fused):
     parameter.grad = torch.ones(3)
     optimizer.step()  # which the skipped one does not affect
     assert (parameter < after).all()
-
-
-@pytest.mark.parametrize("context", [nullcontext, documented_only])
-def test_many_tensors_are_changed_in_place(context):
-    tensors = [torch.ones(3), torch.full((2, 2), 2.0)]
-    with context():
-        change_all("mul", tensors, torch.tensor(0.5))
-        change_all("mul", [], torch.tensor(0.5))
-        assert tensors[0].tolist() == [0.5] * 3 and tensors[1].tolist() == [[1.0, 1.0]] * 2
-        change_all("add", tensors, [torch.full((3,), 2.0), torch.full((2, 2), 3.0)])
-    assert tensors[0].tolist() == [2.5] * 3 and tensors[1].tolist() == [[4.0, 4.0]] * 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import torch
 
 from mtrain import graph_capture
 from mtrain.errors import is_out_of_memory
-from mtrain.graph_capture import WARM_UPS, CaptureError, GraphPool
+from mtrain.graph_capture import CaptureError, GraphPool
 
 CUDA = torch.device("cuda:0")
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -75,8 +74,6 @@ class FakeCuda:
             "use_mem_pool": lambda pool: nullcontext(),
             "synchronize": lambda *_: self.events.append("synchronize"),
             "empty_cache": self.empty_cache,
-            "get_sync_debug_mode": lambda: 0,
-            "set_sync_debug_mode": lambda mode: None,
             "CUDAGraph": graph,
             "graph": self.graph,
         }
@@ -88,7 +85,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda()
     for name, function in fake.functions().items():
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
+    monkeypatch.setattr(graph_capture, "undocumented", {"_C._cuda_releasePool": fake.release}.get)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that other tests have left, it takes long
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **options: zeros(*sizes, **options))
@@ -110,13 +107,13 @@ def test_on_a_cpu_work_is_not_captured():
 def test_work_is_warmed_up_captured_and_replayed(cuda):
     runs = []
     replay = GraphPool(CUDA).capture(lambda: runs.append(cuda.capturing))
-    assert runs == [*[False] * WARM_UPS, True]
+    assert runs == [False, True]
     cuda.events.clear()
     replay()
     replay()
     del replay
     assert cuda.events == ["replay", "replay", "synchronize", "reset"]
-    assert runs == [*[False] * WARM_UPS, True]
+    assert runs == [False, True]
 
 
 def test_a_capture_that_fails_once_is_repeated(cuda):
@@ -148,7 +145,7 @@ def test_the_device_is_prepared_once_for_several_captures(cuda):
     pool, runs = GraphPool(CUDA), []
     with pool.prepared():
         for _ in range(3):
-            pool.capture(lambda: runs.append(cuda.capturing), warm_ups=1)
+            pool.capture(lambda: runs.append(cuda.capturing))
     assert runs == [False, True] * 3 and cuda.preparations == 1
     pool.capture(lambda: None)
     assert cuda.preparations == 2
@@ -225,18 +222,3 @@ def test_work_runs_without_a_graph(cuda):
     runs = []
     GraphPool(CUDA).run(lambda: runs.append(cuda.capturing))
     assert runs == [False]
-
-
-def test_a_line_that_waits_is_named(cuda, monkeypatch):
-    modes = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-
-    def work() -> None:
-        if modes == ["warn"]:
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        if cuda.capturing:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-
-    with pytest.raises(CaptureError, match=r"waits for the device in .*test_graph_capture\.py:\d+"):
-        GraphPool(CUDA).capture(work)
-    assert modes == ["warn", 0]

@@ -8,6 +8,7 @@ gradient.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -19,8 +20,6 @@ from mtrain.data.epochs.batching import Batch, ModelInputs
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Packed
 from mtrain.tokenizer.rows import Ids, Rows
-
-_ALIGNMENT = 32  # numbers; kernels are compiled again for pointers that are not aligned
 
 Int32 = npt.NDArray[np.int32]
 Buffer = TypeVar("Buffer", Tensor, Int32)
@@ -60,34 +59,26 @@ class Layout(NamedTuple):
         return self.source, self.target, self.source, self.target, self.target, starts, starts
 
     @property
-    def numbers(self) -> int:
-        """The size of the buffer, in int32 numbers."""
-        return sum(map(_aligned, self.sizes))
+    def buffer_size(self) -> int:
+        """The number of elements of all parts."""
+        return sum(self.sizes)
 
     def parts(self, buffer: Buffer) -> Parts[Buffer]:
-        """Views of a buffer, one for each part."""
-        found: list[Buffer] = []
-        start = 0
-        for size in self.sizes:
-            found.append(buffer[start : start + size])
-            start += _aligned(size)
-        return Parts(*found)
+        """The parts of a buffer. They may start anywhere: no kernel is compiled for aligned parts only."""
+        edges = accumulate(self.sizes, initial=0)
+        return Parts(*(buffer[start:end] for start, end in pairwise(edges)))
 
 
 ChooseLayout = Callable[[Layout], Layout | None]  # for the exact layout of a batch; None: that one
-
-
-def _aligned(size: int) -> int:
-    return size + -size % _ALIGNMENT
 
 
 @dataclass(frozen=True)
 class PackedBatch:
     """Sentence pairs, one after another. It has the methods of `Batch`."""
 
-    buffer: Tensor  # (layout.numbers) int32
+    buffer: Tensor  # (layout.buffer_size) int32
     layout: Layout
-    target_tokens: int  # labels that are not IGNORE
+    exact: Layout  # the one that fits the pairs exactly
     rows: list[int]  # row numbers of the pairs in the encoded corpus
 
     @classmethod
@@ -119,18 +110,29 @@ class PackedBatch:
         return ModelInputs(parts.source, sources, parts.target_in, targets)
 
     @property
+    def target_tokens(self) -> int:
+        """Labels that are not IGNORE."""
+        return self.exact.target
+
+    @property
     def positions(self) -> int:
         """Tokens of both sides, including surplus ones."""
         return self.layout.source + self.layout.target
 
-    def exact_layout(self) -> Layout:
-        """The layout that fits the pairs exactly."""
-        ends = len(self.rows) + 1
-        return Layout.of(*(np.diff(starts[:ends].numpy()) for starts in self.parts[-2:]))
-
     def in_layout(self, layout: Layout) -> "PackedBatch":
         """The same pairs in another layout. Raises ValueError if they do not fit."""
         return self.part(0, len(self.rows), layout)
+
+    def divided(self, source: int, target: int) -> "list[PackedBatch]":
+        """Consecutive parts with at most so many source and target tokens, or one pair; at least one part."""
+        sides = [
+            (starts.numpy(), size) for starts, size in zip(self.parts[-2:], (source, target), strict=True)
+        ]
+        count, edges = len(self.rows), [0]
+        while (start := edges[-1]) < count:
+            stops = (np.searchsorted(starts, starts[start] + size, "right") - 1 for starts, size in sides)
+            edges.append(max(start + 1, min(count, *map(int, stops))))
+        return [self.part(start, stop) for start, stop in pairwise(edges)] or [self]
 
     def part(self, start: int, stop: int, layout: Layout | None = None) -> "PackedBatch":
         """The pairs from `start` to `stop`, by default in the layout that fits them exactly."""
@@ -183,8 +185,9 @@ def pack(
     repeat the ids of the pairs: the gradient of embeddings would take long if a single id were frequent.
     Raises ValueError if the pairs do not fit.
     """
-    layout = layout or Layout.of(source.lengths, target.lengths)
-    buffer = torch.zeros(layout.numbers, dtype=torch.int32)
+    exact = Layout.of(source.lengths, target.lengths)
+    layout = layout or exact
+    buffer = torch.zeros(layout.buffer_size, dtype=torch.int32)
     parts: Parts[Int32] = layout.parts(buffer.numpy())
     _write_sequences(source.lengths, layout, parts.source_starts, parts.source_place)
     parts.source[:] = np.resize(source.ids, layout.source)
@@ -194,7 +197,7 @@ def pack(
     parts.target_in[parts.target_starts[:-1][filled]] = bos_id
     parts.labels[:] = ids
     parts.labels[len(target.ids) :] = IGNORE
-    return PackedBatch(buffer, layout, len(target.ids), rows)
+    return PackedBatch(buffer, layout, exact, rows)
 
 
 def _write_sequences(lengths: Ids, layout: Layout, starts: Int32, place: Int32) -> npt.NDArray[np.bool_]:

@@ -131,7 +131,9 @@ class Session:
         allowed = Allowed(position, inputs.min_lengths, self.model_config.eos_id, self.forbidden, prefixes)
 
         def work() -> None:
-            logits = [decoder.decode_next(state.last, state.past, position, lengths) for decoder in decoders]
+            logits = [
+                decoder.decode_next(state.last, state.past_keep, position, lengths) for decoder in decoders
+            ]
             state.step(average_probabilities(logits), inputs, allowed, config)
             position.add_(1)
 
@@ -145,7 +147,7 @@ class Session:
             with self.pool.prepared():
                 for key in new:
                     self.position.zero_()
-                    self._work[key] = self.pool.capture(self._work[key], warm_ups=1)
+                    self._work[key] = self.pool.capture(self._work[key])
         except CaptureError as error:
             self.pool = None
             _warn_once(f"decoding continues without CUDA graphs: {error}")

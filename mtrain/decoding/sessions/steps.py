@@ -27,7 +27,7 @@ class Greedy(NamedTuple):
     tokens: Tensor  # (B, K, T)
     log_probs: Tensor  # (B, K)
     unfinished: Tensor  # (B, K) bool
-    past: Tensor | None  # see `own_attention`
+    past_keep: Tensor | None  # see `self_attention`
 
     @classmethod
     def empty(cls, shape: Shape, device: torch.device, dtype: torch.dtype) -> Self:
@@ -36,8 +36,8 @@ class Greedy(NamedTuple):
         last = torch.zeros_like(log_probs, dtype=torch.int64)
         tokens = last[:, :, None].repeat(1, 1, shape.positions)
         own = torch.eye(shape.beams, dtype=torch.uint8, device=device).repeat(1, shape.positions)
-        past = own.repeat(shape.sentences, 1, 1) if shape.beams > 1 else None
-        return cls(last, tokens, log_probs, torch.zeros_like(last, dtype=torch.bool), past)
+        past_keep = own.repeat(shape.sentences, 1, 1) if shape.beams > 1 else None
+        return cls(last, tokens, log_probs, torch.zeros_like(last, dtype=torch.bool), past_keep)
 
     def reset(self, inputs: Inputs, bos_id: int) -> None:
         """Start a search."""
@@ -89,15 +89,15 @@ class Beam(NamedTuple):
     tokens: Tensor  # (B, K, T) of the live prefixes
     live: Tensor  # (B, K) their log-probabilities
     finished: Tensor  # (B,) bool
-    past: Tensor  # (B, K, T*K), see `own_attention`
+    past_keep: Tensor  # (B, K, T*K), see `self_attention`
     pool: Pool
 
     @classmethod
     def empty(cls, shape: Shape, device: torch.device, dtype: torch.dtype) -> Self:
         """See `Greedy.empty`."""
-        last, tokens, live, unfinished, past = Greedy.empty(shape, device, dtype)
-        assert past is not None
-        return cls(last, tokens, live, unfinished[:, 0].clone(), past, Pool.empty(tokens, live))
+        last, tokens, live, unfinished, past_keep = Greedy.empty(shape, device, dtype)
+        assert past_keep is not None
+        return cls(last, tokens, live, unfinished[:, 0].clone(), past_keep, Pool.empty(tokens, live))
 
     def reset(self, inputs: Inputs, bos_id: int) -> None:
         """Start a search."""
@@ -135,7 +135,7 @@ class Beam(NamedTuple):
         self.live.copy_(live)
         self.tokens.copy_(pick(tokens, kept))
         self.last.copy_(chosen.gather(1, kept))
-        _reorder_(self.past, parents.gather(1, kept), position)
+        _reorder_(self.past_keep, parents.gather(1, kept), position)
 
     def done(self) -> Tensor:
         """(B,) bool: whether each sentence is finished."""
@@ -177,9 +177,9 @@ def _make_prefix_certain_(log_probs: Tensor, allowed: Allowed) -> None:
         log_probs.masked_fill_(required & log_probs.isfinite(), 0)
 
 
-def _reorder_(past: Tensor, parents: Tensor, position: Tensor) -> None:
-    """Let each beam see what its parent (B, K) has seen, and the slot of its parent at `position`. `past`
-    (B, K, T*K) uint8 is as in `own_attention`."""
+def _reorder_(past_keep: Tensor, parents: Tensor, position: Tensor) -> None:
+    """Let each beam see what its parent (B, K) has seen, and the slot of its parent at `position`.
+    `past_keep` (B, K, T*K) uint8 is as in `self_attention`."""
     beams = torch.arange(parents.size(1), device=parents.device)
-    past.copy_(past.gather(1, parents[:, :, None].expand(-1, -1, past.size(2))))
-    past.index_copy_(2, position * len(beams) + beams, (parents[:, :, None] == beams).byte())
+    past_keep.copy_(past_keep.gather(1, parents[:, :, None].expand(-1, -1, past_keep.size(2))))
+    past_keep.index_copy_(2, position * len(beams) + beams, (parents[:, :, None] == beams).byte())

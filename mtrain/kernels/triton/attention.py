@@ -20,6 +20,7 @@ from mtrain.kernels.dropout import Generator, HashKey
 from mtrain.kernels.hashing import threshold
 from mtrain.kernels.sequences import Packed
 from mtrain.kernels.triton.dropout import kept
+from mtrain.kernels.triton.tiles import lanes_of, tile_of
 
 _WARPS = {32: 2, 64: 4, 128: 8}  # by the number of tokens in a tile
 
@@ -47,27 +48,6 @@ def short_attention(
     return _ShortAttention.apply(*tensors, settings)  # type: ignore[no-any-return]
 
 
-def suits_short_attention(
-    longest: int, head_width: int, dtype: torch.dtype, capability: tuple[int, int]
-) -> bool:
-    """Whether `short_attention` is the kernel for sentences of at most `longest` tokens on a GPU of a compute
-    capability.
-
-    Only in 16 bits from 8.0 on, where Triton uses tensor cores. Otherwise it unrolls the products, which is
-    slow, and takes minutes to compile. Tiles have to fit in shared memory.
-    """
-    if dtype not in (torch.float16, torch.bfloat16) or capability < (8, 0) or longest > max(_WARPS):
-        return False
-    if torch.version.hip:
-        limit = 65_536
-    elif capability in ((8, 0), (8, 7)):
-        limit = 166_912
-    else:
-        limit = 232_448 if 9 <= capability[0] < 12 else 101_376
-    tile = _tile(longest)
-    return 2 * tile * (tile + 4 * _lanes(head_width)) <= limit  # bytes: a bound of what the compiler takes
-
-
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, projected: Tensor, keys_values: Tensor | None, *others: Any) -> Tensor:
@@ -93,21 +73,12 @@ def _launch(outputs: Any, inputs: Any, heads: int, longest: int, causal: bool, r
     projected, keys_values, starts, *others = inputs
     alone = keys_values is None
     memory, out_memory = (projected, out) if alone else (keys_values, out_memory)
-    width, tile = projected.size(1) // ((3 if alone else 1) * heads), _tile(longest)
+    width, tile = projected.size(1) // ((3 if alone else 1) * heads), tile_of(longest)
     numbers = len(projected), len(memory), threshold(rate), 1 / (1 - rate), width**-0.5
-    constants = {"HEADS": heads, "WIDTH": width, "LANES": _lanes(width), "TILE": tile}
+    constants = {"HEADS": heads, "WIDTH": width, "LANES": lanes_of(width), "TILE": tile}
     options = {"SELF": alone, "CAUSAL": causal, "num_warps": _WARPS[tile], "num_stages": 1}
     tensors = out, out_memory, grad, projected, memory, starts, *others
     attention_kernel[(len(starts), heads)](*tensors, *numbers, **constants, **options)
-
-
-def _tile(longest: int) -> int:
-    return min(tile for tile in _WARPS if tile >= longest)
-
-
-def _lanes(head_width: int) -> int:
-    """The width of a tile: a power of two, and at least 16 for `tl.dot`."""
-    return max(16, 1 << (head_width - 1).bit_length())
 
 
 # Batches differ in these arguments. The kernel must not be compiled for each of their properties.

@@ -1,74 +1,92 @@
-"""Whether the kernels of this package run on a device."""
+"""Running the kernels of this package where they work."""
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import cache
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mtrain.errors import is_out_of_memory
+
 log = logging.getLogger(__name__)
 _warn_once = cache(log.warning)
 
-Outputs = TypeVar("Outputs")
-_runs: dict[Hashable, bool] = {}  # whether a kernel runs, by what it is compiled for
+
+class Variant(NamedTuple):
+    """What a kernel is compiled for."""
+
+    name: str
+    device: torch.device
+    sizes: tuple[Hashable, ...]
+    trained: tuple[bool, ...]  # for each input, whether it needs a gradient; () if none does
 
 
-@cache
-def triton_works(device: torch.device) -> bool:
-    """Whether Triton can compile kernels for a device and run them there. If it cannot do so for a CUDA
-    device, the reason is logged once. The first call for a device waits for it."""
-    if device.type != "cuda":
-        return False
-    try:
-        from mtrain.kernels.triton.dropout import hashed_dropout
-
-        zero = torch.zeros(1, dtype=torch.int32, device=device)
-        ones = hashed_dropout(torch.ones(1, device=device), 0.0, zero, zero)
-        if ones.item() != 1:
-            raise RuntimeError(f"a kernel returned {ones.item()} instead of 1")
-    except Exception as error:  # a missing package, C compiler or driver, or an unsupported GPU
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        log.warning("Triton does not work on %s, so slower operators are used (%s)", device, reason)
-        return False
-    return True
+outcomes: dict[Variant, bool] = {}  # whether a kernel runs
 
 
-def attempt(
-    kernel: Callable[..., Outputs], device: torch.device, sizes: tuple[Hashable, ...], *inputs: Any
-) -> Outputs | None:
-    """What a function of this package returns for some inputs. None if its kernel cannot be compiled for the
-    device, or needs more of it than there is: the caller then computes the same by operators.
+def suits_kernels(x: Tensor) -> bool:
+    """Whether there may be kernels for a tensor: on CUDA devices, except in fp64, and not in compiled code,
+    which fuses operators itself."""
+    return x.device.type == "cuda" and x.dtype != torch.float64 and not torch.compiler.is_compiling()
+
+
+def attempt(name: str, sizes: tuple[Hashable, ...], *inputs: Any) -> Any:
+    """What a function of this package, "module.function", returns for some inputs, the first of which is a
+    tensor. None where no kernel suits it, or where the kernel cannot be compiled, or needs more of the device
+    than there is: the caller then computes the same by operators.
 
     `sizes` are the types and sizes that the kernel is compiled for. They are tried when they first occur,
     with the backward pass if gradients are needed. While a CUDA graph is captured, nothing is tried, and the
-    result for new sizes is None. A reason is logged once.
+    result for new sizes is None. A reason is logged once. Exhausted memory is an error, and no such reason.
     """
-    key = kernel, device, sizes, torch.is_grad_enabled()
-    if _runs.get(key):
-        return kernel(*inputs)
-    if key in _runs or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if not suits_kernels(inputs[0]):
         return None
-    outputs: Outputs | None
-    try:
-        _try_backward(kernel, inputs)
-        outputs = kernel(*inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # of Triton or of what it calls: there is no common class
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        _warn_once("slower operators replace %s on %s (%s)", kernel.__name__, device, reason)
-        outputs = None
-    _runs[key] = outputs is not None
+    variant = Variant(name, inputs[0].device, sizes, _trained(inputs))
+    runs = outcomes.get(variant)
+    # Triton uses the current device and its stream, whatever the device of its arguments is.
+    with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
+        if runs is False or (runs is None and _is_capturing(variant.device)):
+            return None
+        try:
+            outputs = _run(name, inputs, with_backward=runs is None and any(variant.trained))
+        except Exception as error:  # of Triton or of what it calls: there is no common class
+            if runs or is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            _warn_once("slower operators replace Triton kernels on %s (%s)", variant.device, reason)
+            outcomes[variant] = False
+            return None
+    outcomes[variant] = True
     return outputs
 
 
-def _try_backward(kernel: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
-    """Run a function and its backward pass, if inputs are trained."""
-    copies = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
-    trained = [x for x in copies if isinstance(x, Tensor) and x.requires_grad]
-    if trained and torch.is_grad_enabled():
+def replaced_in_training() -> list[str]:
+    """The names of the kernels that operators replace in a training step, as far as they were tried."""
+    return sorted({variant.name for variant, runs in outcomes.items() if not runs and variant.trained})
+
+
+def _trained(inputs: tuple[Any, ...]) -> tuple[bool, ...]:
+    if not torch.is_grad_enabled():
+        return ()
+    trained = tuple(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    return trained if any(trained) else ()
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _run(name: str, inputs: tuple[Any, ...], with_backward: bool) -> Any:
+    """Call the function, if `with_backward` once more for its backward pass."""
+    module, function = name.split(".")
+    kernel = getattr(import_module(f"mtrain.kernels.triton.{module}"), function)
+    if with_backward:
+        copies = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
+        trained = [x for x in copies if isinstance(x, Tensor) and x.requires_grad]
         outputs = kernel(*copies)
         first = outputs[0] if isinstance(outputs, tuple) else outputs
         torch.autograd.grad(first, trained, torch.zeros_like(first))
+    return kernel(*inputs)

@@ -45,11 +45,11 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.LayerNorm, dtype: torch.dtype
 
 @triton.jit
 def attention_kernel(
-    projected, cache, past, counts, out, slots, values_offset, scale, OWN: tl.constexpr, BEAMS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
+    projected, cache, past_keep, counts, out, slots, values_offset, scale, SELF: tl.constexpr,
+    BEAMS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A program for ROWS beams of a sentence in one head: self-attention if OWN, otherwise attention to the
-    source. `counts` is the position if OWN, otherwise the number of keys of each sentence.
+    """A program for ROWS beams of a sentence in one head: self-attention if SELF, otherwise attention to the
+    source. `counts` is the position if SELF, otherwise the number of keys of each sentence.
 
     Padding is not read, nor are slots of this position, where programs store keys and values meanwhile.
     """
@@ -61,7 +61,7 @@ def attention_kernel(
     rows = (sentence * BEAMS + beams)[:, None] * heads
     keys = cache + (sentence * heads + head) * slots * WIDTH
     values = keys + values_offset
-    if OWN:
+    if SELF:
         count = tl.load(counts).to(tl.int32) * BEAMS  # of slots of earlier positions
         new = projected + (3 * rows + head) * WIDTH + columns[None, :]
         queries = tl.load(new, mask=inside, other=0.0)
@@ -87,8 +87,8 @@ def attention_kernel(
         tile = tl.load(keys + place, mask=there, other=0.0)
         scores = tl.dot(queries, tl.trans(tile), input_precision="ieee") * scale
         seen = stored[None, :]
-        if past is not None:
-            marks = past + (sentence * BEAMS + beams)[:, None] * slots + index[None, :]
+        if past_keep is not None:
+            marks = past_keep + (sentence * BEAMS + beams)[:, None] * slots + index[None, :]
             seen = tl.load(marks, mask=seen & (beams < BEAMS)[:, None], other=0) != 0
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
@@ -102,8 +102,10 @@ def attention_kernel(
     tl.store(out + (rows + head) * WIDTH + columns[None, :], attended, mask=inside)
 
 
-def attention(projected: Tensor, cache: Tensor, past: Tensor | None, counts: Tensor, own: bool) -> Tensor:
-    """See `own_attention` and `cross_attention` of `mtrain.kernels.decoding_step`; `counts` is the position
+def attention(
+    projected: Tensor, cache: Tensor, past_keep: Tensor | None, counts: Tensor, to_self: bool
+) -> Tensor:
+    """See `self_attention` and `cross_attention` of `mtrain.kernels.decoding_step`; `counts` is the position
     or the lengths of the sources."""
     _, sentences, heads, slots, width = cache.shape
     out = projected.new_empty(len(projected), heads * width)
@@ -113,7 +115,7 @@ def attention(projected: Tensor, cache: Tensor, past: Tensor | None, counts: Ten
     tile, stages = min(64, max(MIN_TILE, fits)), 3 if fits >= MIN_TILE else 2
     sizes = {"BEAMS": beams, "ROWS": rows, "WIDTH": width, "COLUMNS": columns, "TILE": tile}
     attention_kernel[(sentences, heads, triton.cdiv(beams, rows))](
-        projected, cache, past, counts, out, slots, cache.stride(0), width**-0.5,
-        OWN=own, **sizes, num_warps=4, num_stages=stages,
+        projected, cache, past_keep, counts, out, slots, cache.stride(0), width**-0.5,
+        SELF=to_self, **sizes, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out

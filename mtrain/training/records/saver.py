@@ -1,7 +1,8 @@
 """Saves the checkpoints of a run, and tries again if that fails.
 
-Where steps are short compared to writing a file, on a GPU, a thread writes a copy of the tensors while
-training continues. A checkpoint counts once it is complete on disk: `Saver.settle` waits for it.
+Where steps are short compared to writing a file, on a GPU, training waits only until the tensors are copied
+to host memory, from which a thread writes them. A checkpoint counts once it is complete on disk:
+`Saver.settle` waits for it.
 """
 
 import logging
@@ -10,19 +11,21 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from mtrain.checkpoint.checkpoint import (
     CheckpointTensors,
     collect_tensors,
     describe_random_states,
     save_checkpoint,
 )
-from mtrain.checkpoint.host_copy import HostCopy
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError, is_out_of_memory
 from mtrain.training.records.progress import Progress
+from mtrain.training.setup.micro_batch import available_memory
 from mtrain.training.step.arithmetic import describe_arithmetic
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learner import Learner
@@ -30,13 +33,19 @@ from mtrain.training.step.learner import Learner
 log = logging.getLogger(__name__)
 
 MAX_FAILED_SAVES = 3  # in a row, each tried twice; training then stops, because more work would be lost
+BYTES_OF_COPY = 16  # of each parameter in fp32: weight, AdamW's two moments, and the averaged weight
+SHARE_OF_COPY = 0.25  # of host memory; writing needs memory as well, up to half of the copy
 
 
 def saves_in_background(learner: Learner) -> bool:
-    """Whether checkpoints are written while training continues: on a CUDA device, unless its weights are
-    divided among ranks (FSDP): these are gathered in host memory, and a copy would need as much again. On a
-    CPU, the thread would compete with training for its cores."""
-    return learner.device.type == "cuda" and not learner.shares_weights
+    """Whether checkpoints are written while training continues: on a CUDA device, if a copy takes at most
+    SHARE_OF_COPY of host memory, unless the weights are divided among ranks (FSDP): these are gathered in
+    host memory, and a copy would need as much again. On a CPU, the thread would compete with training for its
+    cores."""
+    if learner.device.type != "cuda" or learner.shares_weights:
+        return False
+    needed = BYTES_OF_COPY * sum(parameter.numel() for parameter in learner.model.parameters())
+    return needed <= SHARE_OF_COPY * available_memory(torch.device("cpu"))
 
 
 @dataclass
@@ -52,20 +61,15 @@ class Saver:
     in_background: bool = False  # whether a thread writes while training continues
     saved_step: int | None = None  # of the last checkpoint that was written
     failures: int = 0  # in a row
-    _copy: HostCopy = field(default_factory=HostCopy)
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
     _writing: Future[None] | None = None  # until `settle`
 
-    @property
     def is_saved(self) -> bool:
-        """Whether there is a checkpoint of the current step. After `save`, call `settle` first."""
-        return self.saved_step == self.state.step
-
-    def is_written(self) -> bool:
-        """Wait for the thread; whether there is a checkpoint of the current step. Only rank 0 knows."""
+        """Wait for the thread; whether there is a checkpoint of the current step. Until `settle`, only rank 0
+        knows."""
         if self._writing is not None:
             wait([self._writing])
-        return self.is_saved
+        return self.saved_step == self.state.step
 
     def save(self, last: bool, alone: bool = False) -> None:
         """Save a checkpoint. All ranks call this together, and rank 0 writes. If an error or a signal ends
@@ -75,7 +79,7 @@ class Saver:
         Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
         """
         ranks = Ranks(self.ranks.device) if alone else self.ranks
-        self.settle(ranks)  # the last checkpoint may be averaged, and its copy is overwritten
+        self.settle(ranks)  # the last checkpoint may be averaged, and memory suffices for one copy
         self.progress.read_pending()
         learner = self.learner
         with ranks.watched():
@@ -95,18 +99,10 @@ class Saver:
         """Wait for the thread, and let all ranks know whether the checkpoint is complete. All of `ranks` (by
         default, all ranks) call this together. Raises StorageError as `save` does, if the thread has."""
         if self.in_background:
-            self._finish_writing()
+            writing, self._writing = self._writing, None
+            if writing is not None:
+                writing.result()
             self.saved_step = (ranks or self.ranks).broadcast(self.saved_step)
-
-    def raise_failure(self) -> None:
-        """Raise StorageError if the thread has ended with it. Training need not wait for `settle` then."""
-        if self._writing is not None and self._writing.done():
-            self._finish_writing()
-
-    def _finish_writing(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
 
     def close(self) -> None:
         """Wait for the thread when training ends. An error that nothing else has noticed is logged."""
@@ -118,7 +114,7 @@ class Saver:
     def can_save_alone(self) -> bool:
         """Whether there are steps to save, and this process can save them without the other ranks. A warning
         says why not."""
-        if not self.ranks.is_first or not self.state.step or self.is_written():
+        if not self.ranks.is_first or not self.state.step or self.is_saved():
             return False
         if self.learner.shares_weights:
             log.warning("cannot save: the other ranks have parts of the weights")
@@ -133,19 +129,20 @@ class Saver:
         state = self._complete_state()
         if self.in_background and not last:
             try:
-                copy = self._copy.take(tensors)
+                copies = [
+                    {name: x.detach().to("cpu", copy=True) for name, x in part.items()} for part in tensors
+                ]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             else:
-                self._writing = self._writer.submit(self._write, copy, state, last)
+                self._writing = self._writer.submit(self._write, CheckpointTensors(*copies), state, last)
                 return
         self._write(tensors, state, last)
 
     def _write(self, tensors: CheckpointTensors, state: TrainState, last: bool) -> None:
         run_dir, training = Path(self.config.run_dir), self.config.training
         kept, every = training.keep_checkpoints, training.checkpoint_every
-        self._copy.wait()
         try:
             try:
                 save_checkpoint(run_dir, tensors, state, kept, every)

@@ -15,8 +15,8 @@ from mtrain.kernels.reproducible import reproducible
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
-from mtrain.training.step.graph_learner import make_learner
 from mtrain.training.step.learner import Learner
+from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
 
 UNTIMED_STEPS = 2  # at least, which allocate memory

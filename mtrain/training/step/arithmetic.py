@@ -13,6 +13,7 @@ from mtrain.config.sections.training import TrainingConfig
 from mtrain.device import describe_numerics, resolve_precision, should_compile
 from mtrain.distributed.ranks import Ranks
 from mtrain.kernels.reproducible import can_reproduce
+from mtrain.kernels.triton.available import replaced_in_training
 from mtrain.kernels.undocumented import undocumented
 from mtrain.training.step.learner import Learner
 
@@ -27,11 +28,13 @@ def describe_computation(config: TrainingConfig, device: torch.device) -> dict[s
 
 
 def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int | None) -> str:
-    """Describe everything that determines the exact results of a step and is not in a checkpoint."""
+    """Describe everything that determines the exact results of a step and is not in a checkpoint. Which
+    kernels a GPU does not run is known after `Learner.dry_run`."""
     workers = len(learner.replicas)
     machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)
     if learner.device.type == "cuda":
         machine = ", ".join([machine, *_describe_cuda(learner.device)])
+    machine += "".join(f", without {kernel}" for kernel in replaced_in_training())
     if ranks.size > 1:
         machine += f", {ranks.size} ranks"
     if learner.describe_shapes():

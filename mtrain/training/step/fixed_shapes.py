@@ -21,25 +21,31 @@ SURPLUS_TOKENS, SURPLUS_PAIRS = 1 / 64, 1 / 8
 
 
 class FixedShapes(NamedTuple):
-    """Shapes for micro-batches of up to these sizes."""
+    """Shapes for micro-batches of up to these sizes. Ranks may have different ones. A checkpoint has those of
+    rank 0, which a resumed run then uses on all ranks."""
 
-    positions: int  # of a sentence; at first, as many as the model distinguishes
-    longest: int = CLASSES[-1]  # tokens of a sentence of the last class, unless `positions` are fewer
+    max_positions: int  # of a sentence; at first, as many as the model distinguishes
+    longest: int = CLASSES[-1]  # tokens of a sentence of the last class, unless `max_positions` are fewer
     source: int = 0  # tokens
     target: int = 0
     pairs: tuple[int, ...] = (0,) * (len(CLASSES) + 1)  # for each class
 
     @property
-    def numbers(self) -> list[int]:
+    def tokens(self) -> int:
+        """Tokens of both sides, including surplus ones."""
+        return self.source + self.target
+
+    def to_list(self) -> list[int]:
         """All sizes, as a checkpoint has them."""
         return [*self[:-1], *self.pairs]
 
-    def with_numbers(self, numbers: list[int]) -> "FixedShapes":
-        """The shapes with these `numbers`; the same ones if there are none, or for other classes."""
-        if len(numbers) != len(self.numbers):
+    def restored(self, sizes: list[int]) -> "FixedShapes":
+        """The shapes of which `to_list` returned these sizes; the current ones if there are none, or if the
+        number of classes was another."""
+        if len(sizes) != len(self.to_list()):
             return self
-        positions, longest, source, target, *pairs = numbers
-        return FixedShapes(positions, longest, source, target, tuple(pairs))
+        max_positions, longest, source, target, *pairs = sizes
+        return FixedShapes(max_positions, longest, source, target, tuple(pairs))
 
     def including(self, layouts: Iterable[Layout]) -> "FixedShapes":
         """Shapes that also fit micro-batches of these exact layouts."""
@@ -52,21 +58,29 @@ class FixedShapes(NamedTuple):
         sides = (self.source, source), (self.target, target)
         source, target = (_grown(*sizes, share, TOKENS) for sizes in sides)
         grown = (_grown(*sizes, SURPLUS_PAIRS, PAIRS) for sizes in zip(self.pairs, pairs, strict=True))
-        positions = max(self.positions, longest)
+        positions = max(self.max_positions, longest)
         longest = _grown(self.longest, longest, SURPLUS_PAIRS, TOKENS)
         return FixedShapes(positions, longest, source, target, tuple(grown))
+
+    def within(self, limit: float) -> "FixedShapes":
+        """Shapes with at most `limit` tokens, or as few as possible, in the same proportion of both sides."""
+        if self.tokens <= limit:
+            return self
+        share = limit / self.tokens
+        source, target = (max(1, int(side * share) // TOKENS) * TOKENS for side in (self.source, self.target))
+        return self._replace(source=source, target=target)
 
     def layout_for(self, exact: Layout) -> Layout | None:
         """The layout of a micro-batch whose exact layout is given; None if these shapes do not fit."""
         number = bisect_left(CLASSES, exact.longest)
         needed = (exact.longest, max(1, exact.source), max(1, exact.target), exact.sequences)
-        sizes = (min(self.positions, self.longest), self.source, self.target, self.pairs[number])
+        sizes = (min(self.max_positions, self.longest), self.source, self.target, self.pairs[number])
         fits = all(a <= b for a, b in zip(needed, sizes, strict=True))
         return self.layout_of_class(number) if fits else None
 
     def layout_of_class(self, number: int) -> Layout:
         """The layout of a class."""
-        longest = min(self.positions, (*CLASSES, self.longest)[number])
+        longest = min(self.max_positions, (*CLASSES, self.longest)[number])
         surplus = -(-max(self.source, self.target) // longest)  # sequences for surplus tokens
         return Layout(self.source, self.target, self.pairs[number] + surplus, longest)
 

@@ -11,9 +11,9 @@ The computation is the same as in `Learner`, except for what a graph requires, s
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, cast
 
 import torch
@@ -22,18 +22,18 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, split_batches
-from mtrain.device import preserved_random_states, should_compile
+from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.ranks import Ranks
+from mtrain.errors import is_out_of_memory
 from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
-from mtrain.kernels.foreach import change_all
+from mtrain.kernels.foreach import add_all
 from mtrain.model.build import AnyModel
-from mtrain.training.step.ddp import ParallelLearner
 from mtrain.training.step.fixed_shapes import FixedShapes
-from mtrain.training.step.learner import Learner, StepMetrics, worker_count
+from mtrain.training.step.learner import Learner, StepMetrics
 
 log = logging.getLogger(__name__)
 
-MAX_DIFFERENCE = 0.01  # of loss, nll and gradient norm between a graph and the same work without it
+MAX_DIFFERENCE = 0.01  # of a graph's results from the results of the same work without it
 ALIGNMENT = 32  # elements; the gradients of parameters start at multiples of it
 
 
@@ -72,24 +72,23 @@ class GraphLearner(Learner):
         self._forget_graphs()
 
     def expect(self, layouts: Iterable[Layout]) -> None:
-        """Choose shapes that fit micro-batches of these exact layouts, unless they were restored, or memory
-        does not suffice for micro-batches of this size."""
-        if not self.shapes.source and self.max_micro_batch_positions == math.inf:
-            self._enlarge(self.shapes.including(layouts))
+        """Choose shapes that fit micro-batches of these exact layouts, as far as memory suffices, unless
+        shapes were restored."""
+        if not self.shapes.source:
+            self._use(self.shapes.including(layouts).within(self.max_micro_batch_positions))
 
     def layout_for(self, exact: Layout) -> Layout | None:
-        """The layout for a micro-batch whose exact layout is given; None if it must be split, or if it does
-        not fit into the shapes of the graphs."""
-        too_large = exact.source + exact.target > self.max_micro_batch_positions
-        return None if too_large else self.shapes.layout_for(exact)
+        """The layout for a micro-batch whose exact layout is given; None if it must be split, or if it needs
+        other shapes than those of the graphs."""
+        return self.shapes.layout_for(exact)
 
     def describe_shapes(self) -> list[int]:
         """See `Learner`."""
-        return self.shapes.numbers
+        return self.shapes.to_list()
 
     def restore_shapes(self, shapes: list[int]) -> None:
         """See `Learner`."""
-        self._enlarge(self.shapes.with_numbers(shapes))
+        self._use(self.shapes.restored(shapes))
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """See `Learner`."""
@@ -112,7 +111,7 @@ class GraphLearner(Learner):
     def _compute(self, graph: _Graph) -> None:
         gradients = self._accumulated if graph.layout is None else self._compute_gradients(graph.layout)
         if not graph.with_update:
-            change_all("add", self._accumulated, gradients)
+            add_all(self._accumulated, gradients)
             return
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
@@ -125,7 +124,7 @@ class GraphLearner(Learner):
 
     def _compute_gradients(self, layout: Layout) -> list[Tensor]:
         """The gradients of the micro-batch in the buffer. Adds its loss and nll to the sums."""
-        batch = PackedBatch(self._buffer[: layout.numbers], layout, 0, [])
+        batch = PackedBatch(self._buffer[: layout.buffer_size], layout, layout, [])
         sums = self.loss_on_device(self.model, batch)
         self._sums += torch.stack([sums.loss.detach(), sums.nll])
         scaled = sums.loss * self._factor * self.loss_scaler.scale
@@ -138,9 +137,7 @@ class GraphLearner(Learner):
         """The micro-batches of a step in the layouts of graphs that are ready. If memory of a rank runs out,
         all of them try again with smaller micro-batches; if a rank cannot capture its graphs, without any."""
         while True:
-            before = self.max_micro_batch_positions
-            batches = split_batches(batches, before)
-            ready = self._try_to_prepare(cast(list[PackedBatch], batches))
+            ready = self._try_to_prepare(cast(Sequence[PackedBatch], batches))
             failed, limit, without_graphs = self.ranks.all_reduce_max(
                 ready is None, -self.max_micro_batch_positions, not self.uses_graphs
             )
@@ -148,15 +145,14 @@ class GraphLearner(Learner):
                 return ready
             self.uses_graphs, self.max_micro_batch_positions = not without_graphs, -limit
             self._forget_graphs()
-            if self.max_micro_batch_positions < before:
-                self.shapes = FixedShapes(self.model.config.max_positions)
+            self.shapes = self.shapes.within(-limit)
             self._release_memory()
 
-    def _try_to_prepare(self, batches: list[PackedBatch]) -> list[PackedBatch] | None:
+    def _try_to_prepare(self, batches: Sequence[PackedBatch]) -> list[PackedBatch] | None:
         """Like `_prepare`, in this process; None if memory has run out or a graph cannot be captured."""
-        whole = len(batches) == 1 and self.ranks.size == 1
         try:
             fitted = self._fitted(batches)
+            whole = len(fitted) == 1 and self.ranks.size == 1
             graphs = [_Graph(batch.layout, whole, self.r_drop) for batch in fitted]
             if not whole:
                 self._allocate_accumulated()
@@ -169,23 +165,39 @@ class GraphLearner(Learner):
             self.uses_graphs = False
             return None
         except (RuntimeError, MemoryError) as error:
-            self._reduce_micro_batches(error, batches)
+            if not is_out_of_memory(error):
+                raise
+            limit = self.shapes.tokens / 2
+            pairs = cast(list[PackedBatch], split_batches(batches, 0))
+            if self.shapes.within(limit).including(pair.exact for pair in pairs).tokens >= self.shapes.tokens:
+                raise
+            self._limit_micro_batches(limit, batches)
             return None
         return fitted
 
-    def _fitted(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+    def _fitted(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
         """The batches in the layouts of graphs. The loader has already packed most of them so."""
-        exact = [batch.exact_layout() for batch in batches]
-        if any(self.shapes.layout_for(layout) is None for layout in exact):
-            self._enlarge(self.shapes.including(exact))
-        layouts = [cast(Layout, self.shapes.layout_for(layout)) for layout in exact]
-        pairs = zip(batches, layouts, strict=True)
-        return [batch if batch.layout == layout else batch.in_layout(layout) for batch, layout in pairs]
+        parts = [part for batch in batches for part in self._parts(batch)]
+        self._use(self.shapes.including(part.exact for part in parts))
+        layouts = [cast(Layout, self.shapes.layout_for(part.exact)) for part in parts]
+        pairs = zip(parts, layouts, strict=True)
+        return [part if part.layout == layout else part.in_layout(layout) for part, layout in pairs]
 
-    def _enlarge(self, shapes: FixedShapes) -> None:
+    def _parts(self, batch: PackedBatch) -> list[PackedBatch]:
+        """The batch, in shapes that fit it, or parts of it if these would exceed the limit. Only a single
+        pair may not fit the shapes then."""
+        larger, limit = self.shapes.including([batch.exact]), self.max_micro_batch_positions
+        if larger == self.shapes or larger.tokens <= limit:
+            self._use(larger)
+            return [batch]
+        if not self.shapes.source:
+            self._use(larger.within(limit))
+        return batch.divided(self.shapes.source, self.shapes.target)
+
+    def _use(self, shapes: FixedShapes) -> None:
         if shapes != self.shapes:
-            self._forget_graphs()
             self.shapes = shapes
+            self._forget_graphs()
 
     def _forget_graphs(self) -> None:
         self._works: dict[_Graph, Work] = {}
@@ -215,65 +227,68 @@ class GraphLearner(Learner):
         work = partial(self._compute, graph)
         if not self.optimizer.state:
             self._allocate_moments()
-        if len(self._buffer) < batch.layout.numbers:
+        if len(self._buffer) < batch.layout.buffer_size:
             layouts = map(self.shapes.layout_of_class, range(len(self.shapes.pairs)))
-            self._buffer = self._buffer.new_zeros(max(layout.numbers for layout in layouts))
+            self._buffer = self._buffer.new_zeros(max(layout.buffer_size for layout in layouts))
         self._load(batch, max(1, batch.target_tokens), key=0)
-        self._skip.fill_(1)
-        restore = self._restorer()
+        self._skip.fill_(not self.uses_graphs)
+        restore = self._restorer(graph.with_update and self.uses_graphs)
         try:
-            with preserved_random_states(self.device):
-                if not self.uses_graphs:
-                    work()
-                    return work
-                self._pool.run(work)
-                expected = self._measured(graph)
-                replay = self._pool.capture(work)
-                restore()
-                replay()
-                found = self._measured(graph)
+            if not self.uses_graphs:
+                work()
+                return work
+            expected = self._result(graph, partial(self._pool.run, work))
+            restore()
+            replay = self._pool.capture(work)
+            restore()
+            found = self._result(graph, replay)
         finally:
             restore()
             self._skip.zero_()
         self.captures += 1
         self._kept += self.model.buffers()
-        is_random = self.model.config.attention_dropout > 0  # some kernels draw other numbers in each run
-        if not is_random and not torch.allclose(found, expected, rtol=MAX_DIFFERENCE, equal_nan=True):
+        if not torch.allclose(found, expected, rtol=MAX_DIFFERENCE, equal_nan=True):
             values = f"{found.tolist()} instead of {expected.tolist()}"
-            raise CaptureError(f"a graph computes another loss, nll and gradient norm: {values}")
+            raise CaptureError(f"a graph computes another loss, nll, gradient or update: {values}")
         return replay
 
-    def _restorer(self) -> Callable[[], None]:
-        """A function that restores what work changes even if it skips the update."""
-        scaler = self.loss_scaler
-        scale, finite_steps = scaler.scale.clone(), scaler.finite_steps.clone()
+    def _restorer(self, updates: bool) -> Callable[[], None]:
+        """A function that restores what work changes. If it `updates` the weights, these and the moments are
+        copied to host memory: the device may have no room for them."""
+        states, changed = random_states(self.device), [self.loss_scaler.scale, self.loss_scaler.finite_steps]
+        if updates:
+            changed += [*self._trained, *chain.from_iterable(self._moments())]
+        copies = [tensor.detach().to("cpu", copy=True) for tensor in changed]
 
+        @torch.no_grad()
         def restore() -> None:
-            scaler.scale.copy_(scale)
-            scaler.finite_steps.copy_(finite_steps)
+            restore_random_states(states, self.device)
+            for tensor, copied in zip(changed, copies, strict=True):
+                tensor.copy_(copied)
             for tensor in (self._sums, self._flat, self._values):
                 tensor.zero_()
 
         return restore
 
-    def _measured(self, graph: _Graph) -> Tensor:
-        """Loss, nll and gradient norm (3) of work that was done."""
-        if graph.layout is None or graph.with_update:
-            return self._values[:3].clone()
-        return torch.cat([self._sums, nn.utils.get_total_norm(self._accumulated)[None]])
+    def _moments(self) -> list[list[Tensor]]:
+        """The state of the optimizer: for each quantity, the tensors of all parameters."""
+        states = self.optimizer.state.values()
+        return [[state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")]
+
+    def _result(self, graph: _Graph, work: Work) -> Tensor:
+        """What work computes: loss, nll and gradient norm, and after an update the norms of the weights and
+        the moments. Known values replace what accumulates before an update."""
+        self._rate.fill_(1)  # an update then changes the norm of the weights
+        self.loss_scaler.scale.fill_(1)  # with another one, gradients may overflow, which skips the update
+        if graph.layout is None:
+            self._flat.fill_(1)
+            self._sums.fill_(1)
+        work()
+        if not graph.with_update:
+            return torch.cat([self._sums, nn.utils.get_total_norm(self._accumulated)[None]])
+        updated: list[Sequence[Tensor]] = [self._trained, *self._moments()]
+        norms = [nn.utils.get_total_norm(tensors) for tensors in updated]
+        return torch.stack([*self._values[:3], *norms]).detach()
 
 
 _UPDATE = _Graph(None, True, 0.0)
-
-
-def make_learner(model: AnyModel, training: TrainingConfig, ranks: Ranks | None = None) -> Learner:
-    """The learner of a model that is not divided among ranks: on a CUDA device with graphs, unless the config
-    rules them out, otherwise with DDP if there are several ranks, or else with as many workers as suit the
-    device. By default, there is one rank."""
-    device = next(model.parameters()).device
-    uses_graphs = training.cuda_graphs == "auto" and not should_compile(device, training.compile)
-    if device.type == "cuda" and uses_graphs:
-        return GraphLearner(model, training, ranks or Ranks(device))
-    if ranks is not None and ranks.size > 1:
-        return ParallelLearner(model, training, ranks)
-    return Learner(model, training, worker_count(device, training))

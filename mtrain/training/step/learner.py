@@ -24,7 +24,7 @@ from mtrain.device import (
 )
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import DistributedError, is_out_of_memory
-from mtrain.kernels.foreach import change_all
+from mtrain.kernels.foreach import scale_all
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums, r_drop_loss
@@ -132,7 +132,7 @@ class Learner:
         Returns the `values` of StepMetrics, for summed loss and nll (2,). On a GPU, the host decides nothing:
         the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
-            change_all("mul", [own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
+            scale_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
         norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.training.clip_norm
         # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.
@@ -170,10 +170,13 @@ class Learner:
         divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
         if not is_out_of_memory(error) or not divisible:
             raise error
-        self.max_micro_batch_positions = max(divisible) / 2
+        self._limit_micro_batches(max(divisible) / 2, batches)
+
+    def _limit_micro_batches(self, limit: float, batches: Sequence[AnyBatch]) -> None:
+        """Limit micro-batches to `limit` positions after memory has run out in `batches`."""
+        self.max_micro_batch_positions = limit
         size = f"{len(batches)} micro-batches ({sum(len(batch.rows) for batch in batches)} pairs)"
         unit = "tokens" if self.device.type == "cuda" else "padded tokens"
-        limit = int(self.max_micro_batch_positions)
         log.warning("out of memory in %s; limiting each to %d %s", size, limit, unit)
 
     def _release_memory(self) -> None:

@@ -1,4 +1,4 @@
-"""Windows that overlap, as on a GPU: order, bounds, errors, and the end of the threads."""
+"""Windows that overlap, as on a GPU: order, bounds, errors, and the end of the thread."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -59,9 +59,9 @@ def texts_of(results: Iterable[tuple[Window, DecodingTask, list[list[Translation
 
 
 def running() -> set[str]:
-    """The names of the threads that overlap."""
+    """The names of the threads that decode."""
     names = {thread.name for thread in threading.enumerate()}
-    return {name for name in names if name.startswith(("decoding", "splitting"))}
+    return {name for name in names if name.startswith("decoding")}
 
 
 def test_results_come_in_order_and_reading_is_at_most_two_windows_ahead() -> None:
@@ -152,7 +152,7 @@ def test_after_an_interrupt_while_reading_finished_results_are_given() -> None:
         next(found)
 
 
-def test_closing_ends_the_threads_before_the_next_batch() -> None:
+def test_closing_ends_the_thread_before_the_next_batch() -> None:
     batches = count()
     closing = threading.Event()
 
@@ -166,7 +166,7 @@ def test_closing_ends_the_threads_before_the_next_batch() -> None:
 
     results = overlapping(["a line"] * 30, decode_batches)
     next(results)
-    assert running() == {"decoding_0", "splitting_0"}
+    assert running() == {"decoding_0"}
     threading.Timer(0.05, closing.set).start()
     results.close()
     assert next(batches) <= 1000 + 2 and not running()

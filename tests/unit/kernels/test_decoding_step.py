@@ -5,9 +5,6 @@ Triton's interpreter.
 """
 
 import math
-import os
-import subprocess
-import sys
 from importlib import import_module
 from itertools import product
 from typing import NamedTuple
@@ -22,9 +19,8 @@ from mtrain.kernels.decoding_step import (
     best_continuations,
     best_tokens,
     cross_attention,
-    own_attention,
+    self_attention,
 )
-from tests.support.paths import ROOT
 
 GPU = torch.cuda.is_available()
 try:
@@ -55,7 +51,7 @@ class Place(NamedTuple):
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "operators":
         return Place("operators", torch.float64, torch.device("cpu"))
-    monkeypatch.setattr("mtrain.kernels.decoding_step.triton_works", lambda device: True)
+    monkeypatch.setattr("mtrain.kernels.triton.available.suits_kernels", lambda x: True)
     return Place("triton", torch.float32, torch.device("cuda" if GPU else "cpu"))
 
 
@@ -107,7 +103,7 @@ def test_a_beam_attends_to_its_own_past(place: Place, beams: int, width: int, po
         past.fill_(1)
     projected = place.random(sentences, beams, 3, heads, width, seed=2)
     rows, given = projected.view(sentences * beams, -1), past if beams > 1 else None
-    out = own_attention(rows, cache, given, place.integers([position]))
+    out = self_attention(rows, cache, given, place.integers([position]))
     expected = projected[:, :, 0].double()
     for sentence, beam, head in product(range(sentences), range(beams), range(heads)):
         query, key, value = projected[sentence, beam, :, head].double()
@@ -213,12 +209,3 @@ def test_failures_are_visible_and_concern_one_sentence(place: Place) -> None:
     nothing = allowed._replace(forbidden=torch.ones_like(logits[0], dtype=torch.bool))
     log_probs, _, tokens = best_continuations(place.random(4, 150), live, 2, nothing)
     assert (log_probs == -math.inf).all() and ((tokens >= 0) & (tokens < 150)).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [75, 80, 86, 90])
-def test_triton_kernels_compile_for_gpus_that_are_not_there(capability: int) -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "tests.support.compile_decoding_kernels", str(capability)]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)

@@ -193,11 +193,11 @@ pool = GraphPool(x.device)
 try:
     pool.capture(lambda: kept.add_(x.sum().item()))
 except CaptureError as error:
-    print(str(error)[:29], kept.any().item())
+    print("stream is capturing" in str(error), kept.any().item())
 kept.zero_()
 with pool.prepared():
-    first = pool.capture(lambda: kept.add_(double(x, 1.0)), warm_ups=1)
-    second = pool.capture(lambda: kept.add_(x @ x), warm_ups=1)
+    first = pool.capture(lambda: kept.add_(double(x, 1.0)))
+    second = pool.capture(lambda: kept.add_(x @ x))
 kept.zero_()
 first()
 del first, pool
@@ -208,4 +208,4 @@ print(torch.equal(kept, 2 * x + x @ x))
     file.write_text(GRAPH + text)
     done = simulate("run", str(file))
     assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout.splitlines() == ["the host waits for the device True", "True"]
+    assert done.stdout.splitlines() == ["True True", "True"]

@@ -33,8 +33,8 @@ from mtrain.training.setup import timing
 from mtrain.training.setup.prepare_run import prepare_run
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.tokenizer import tokenize
-from mtrain.training.step.graph_learner import make_learner
 from mtrain.training.step.learner import Learner, StepMetrics
+from mtrain.training.step.make_learner import make_learner
 from tests.support.training import read_metrics, with_bleu
 
 

@@ -10,7 +10,7 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import whole
 from mtrain.model.build import build_model
-from mtrain.training.trainer import make_learner_of_rank
+from mtrain.training.step.make_learner import make_learner
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 from tests.support.training import weights
 
@@ -44,7 +44,7 @@ def train(ranks: Ranks, shares: list[int], **recipe) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     model = build_model(ModelConfig(**SIZES, source_vocab_size=30, target_vocab_size=30, max_positions=20))
     config = TrainingConfig(max_steps=3, label_smoothing=0.1, precision="fp32", **recipe)
-    learner, results = make_learner_of_rank(model.double(), config, ranks), {}
+    learner, results = make_learner(model.double(), config, ranks), {}
     for step, rows in enumerate(STEPS):
         metrics = learner.step([batch(rows[share]) for share in shares], sum(map(len, rows)), 1e-3)
         results[f"metrics.{step}"] = metrics.values

@@ -32,5 +32,5 @@ def test_a_batch_may_be_made_in_another_layout():
     fitted = make_batch(gpu, *SIDES, PAD, BOS, [0, 1, 2], lambda exact: larger)
     exact = make_batch(gpu, *SIDES, PAD, BOS, [0, 1, 2], lambda exact: None)
     assert fitted.layout == larger and exact.layout == Layout(11, 9, 3, 6)
-    assert fitted.exact_layout() == exact.exact_layout() == exact.layout
+    assert fitted.exact == exact.exact == exact.layout
     assert torch.equal(fitted.buffer, exact.in_layout(larger).buffer)

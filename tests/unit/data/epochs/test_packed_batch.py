@@ -25,7 +25,7 @@ def lists(x: torch.Tensor, sequences: Packed) -> list[list[int]]:
 def test_it_has_the_tokens_of_the_pairs_and_ignores_others(layout):
     batch = pack(*SIDES, BOS, [7, 1, 4], layout)
     expected = layout or Layout(11, 9, 3, 6)
-    assert batch.layout == expected and len(batch.buffer) == expected.numbers
+    assert batch.layout == expected and len(batch.buffer) == expected.buffer_size
     assert (batch.target_tokens, batch.rows) == (9, [7, 1, 4])
     assert batch.positions == expected.source + expected.target
     inputs, labels = batch.inputs(), batch.labels
@@ -76,11 +76,29 @@ def test_parts_have_the_tokens_of_the_pairs(layout):
     assert torch.equal(again.buffer, pack(*SIDES, BOS, [7, 1, 4]).buffer)
 
 
-def test_moving_it_is_one_copy_of_int32_numbers_with_aligned_parts():
+@pytest.mark.parametrize("layout", [None, Layout(20, 30, 9, 8)])
+def test_parts_have_as_many_pairs_as_fit(layout):
+    batch = pack(*SIDES, BOS, [7, 1, 4], layout)  # of 4 and 2, 2 and 6, 5 and 1 tokens
+    for sizes, expected in {
+        (11, 9): [[7, 1, 4]],
+        (10, 9): [[7, 1], [4]],
+        (11, 8): [[7, 1], [4]],
+        (7, 7): [[7], [1, 4]],
+        (6, 8): [[7, 1], [4]],
+        (1, 1): [[7], [1], [4]],
+    }.items():
+        parts = batch.divided(*sizes)
+        assert [part.rows for part in parts] == expected
+        assert all(part.layout == part.exact for part in parts)
+        assert sum(part.target_tokens for part in parts) == 9
+    empty = PackedBatch.without_pairs()
+    assert empty.divided(1, 1) == [empty]
+
+
+def test_moving_it_is_one_copy_of_int32_numbers():
     batch = pack(*SIDES, BOS, [7, 1, 4])
     assert batch.buffer.dtype == torch.int32
-    for part in batch.parts:
-        assert (part.data_ptr() - batch.buffer.data_ptr()) % 128 == 0
+    assert sum(map(len, batch.parts)) == len(batch.buffer)
     moved = batch.to(torch.device("meta"))
     targets = moved.inputs().targets
     assert targets.starts.device.type == targets.place.device.type == "meta"

@@ -246,7 +246,7 @@ def test_only_sessions_used_recently_are_kept():
 
 
 def test_a_failed_capture_is_logged_once_and_changes_nothing(monkeypatch, caplog):
-    def fail(pool: GraphPool, work: Any, warm_ups: int) -> None:
+    def fail(pool: GraphPool, work: Any) -> None:
         work()  # as a warm-up does
         raise CaptureError("RuntimeError: this operation is not supported")
 
@@ -263,7 +263,7 @@ def test_small_steps_are_captured_and_large_ones_are_not(monkeypatch):
     """With many rows, the GPU takes longer than the host, and a capture would take time for nothing."""
     captured: list[GraphPool] = []
 
-    def capture(pool: GraphPool, work: Any, warm_ups: int) -> Any:
+    def capture(pool: GraphPool, work: Any) -> Any:
         captured.append(pool)
         return work
 

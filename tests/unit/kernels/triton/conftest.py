@@ -24,6 +24,6 @@ def device() -> torch.device:
 @pytest.fixture(params=["triton", "operators"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Functions that have a kernel use it, or its twin in operators."""
-    for module in ("cross_entropy", "dropout"):
-        monkeypatch.setattr(f"mtrain.kernels.{module}.triton_works", lambda device: request.param == "triton")
+    for module in ("cross_entropy", "triton.available"):
+        monkeypatch.setattr(f"mtrain.kernels.{module}.suits_kernels", lambda x: request.param == "triton")
     return str(request.param)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mtrain.kernels.dropout import HashKey, dropout
 from mtrain.kernels.sequences import Packed
-from mtrain.kernels.triton.attention import attention_kernel, short_attention, suits_short_attention
+from mtrain.kernels.triton.attention import attention_kernel, short_attention
+from mtrain.kernels.triton.tiles import suits_short_attention
 
 HEADS = 2
 

@@ -1,7 +1,7 @@
-"""Whether kernels are used, and what is logged if Triton or a kernel does not work."""
+"""Whether kernels are used, where they run, and what is logged if one does not run."""
 
-import logging
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,41 +9,37 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.kernels.cross_entropy import projected_cross_entropy
-from mtrain.kernels.decoding_step import Allowed, add_norm, best_tokens, cross_attention, own_attention
-from mtrain.kernels.dropout import HashKey
-from mtrain.kernels.dropout import dropout as dropout_of
-from mtrain.kernels.triton import dropout
-from mtrain.kernels.triton.available import attempt, triton_works
+from mtrain.kernels.decoding_step import Allowed, add_norm, best_tokens, cross_attention, self_attention
+from mtrain.kernels.dropout import HashKey, dropout
+from mtrain.kernels.triton import available
+from mtrain.kernels.triton.available import attempt, replaced_in_training, suits_kernels
 
-CPU = torch.device("cpu")
+SECOND_GPU = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32, is_cuda=True)
+SECOND_GPU.get_device = lambda: 1
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_known_before_and_after() -> Iterator[None]:
-    triton_works.cache_clear()
-    yield
-    triton_works.cache_clear()
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(available, "outcomes", {})
 
 
-def test_only_cuda_devices_use_kernels(caplog: pytest.LogCaptureFixture) -> None:
-    assert not triton_works(torch.device("cpu")) and not triton_works(torch.device("mps"))
-    assert not caplog.records
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], str]:
+    """Replaces the kernel of dropout, whose name it returns, and uses it on every device."""
+
+    def replace(function: Callable[..., Any]) -> str:
+        for module in ("cross_entropy", "triton.available"):
+            monkeypatch.setattr(f"mtrain.kernels.{module}.suits_kernels", lambda x: True)
+        monkeypatch.setattr("mtrain.kernels.triton.dropout.hashed_dropout", function)
+        return "dropout.hashed_dropout"
+
+    return replace
 
 
-def test_the_reason_is_logged_once_if_triton_does_not_work(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("Failed to find C compiler\nPlease specify one via CC")
-
-    monkeypatch.setattr(dropout, "hashed_dropout", fail)
-    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)  # there may be no such device
-    monkeypatch.setattr(torch, "ones", lambda *_, **__: None)
-    with caplog.at_level(logging.WARNING):
-        assert not any(triton_works(torch.device("cuda:0")) for _ in range(3))
-    (record,) = caplog.records
-    assert "Triton does not work on cuda:0" in record.message
-    assert record.message.endswith("(RuntimeError: Failed to find C compiler)")
+def test_only_cuda_devices_use_kernels_and_not_in_fp64() -> None:
+    assert not suits_kernels(torch.zeros(1)) and not suits_kernels(torch.zeros(1, device="meta"))
+    assert suits_kernels(SECOND_GPU)
+    assert not suits_kernels(SimpleNamespace(device=SECOND_GPU.device, dtype=torch.float64))
 
 
 class Refused(Exception):
@@ -54,90 +50,160 @@ def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+def of_source(beams: int) -> Callable[[Tensor], Tensor]:
+    """Attention of beams to the source."""
+    memory, lengths = torch.ones(2, 6, 3, 2, 4), torch.ones(6, dtype=torch.int32)
+    return lambda x: cross_attention(x.repeat_interleave(beams, dim=0), memory, lengths)
+
+
 @pytest.mark.parametrize(
-    ("kernel", "function"),
+    ("name", "function"),
     [
-        ("dropout.hashed_dropout", lambda x: dropout_of(x, 0.5, HashKey(*zeros(2, 1, dtype=torch.int32)))),
+        ("dropout.hashed_dropout", lambda x: dropout(x, 0.5, HashKey(*zeros(2, 1, dtype=torch.int32)))),
         ("cross_entropy.fused_cross_entropy", lambda x: projected_cross_entropy(x, x, None, zeros(6))[0]),
         ("decoding.add_norm", lambda x: add_norm(x.clone(), x, nn.LayerNorm(12), torch.float32)),
-        ("decoding.attention", lambda x: own_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
-        (
-            "decoding.attention",
-            lambda x: cross_attention(x, torch.ones(2, 6, 3, 2, 4), torch.ones(6, dtype=torch.int32)),
-        ),
+        ("decoding.attention", lambda x: self_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
+        ("decoding.attention", of_source(1)),
         ("next_tokens.best_continuations", lambda x: best_tokens(x, Allowed(zeros(1), zeros(6), 3))[1]),
     ],
 )
 def test_operators_replace_a_kernel_that_does_not_run(
-    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    kernel: str,
+    kernel: Callable[[Callable[..., Any]], str],
+    request: pytest.FixtureRequest,
+    name: str,
     function: Callable[[Tensor], Tensor],
 ) -> None:
     calls = []
 
     def refuse(*_: object, **__: object) -> None:
         calls.append(1)
-        raise Refused("out of resource: shared memory\nReducing sizes may help.")
+        raise Refused(f"{request.node.name}: out of resource\nReducing sizes may help.")
 
-    refuse.__name__ = request.node.name
     x = torch.randn(6, 12, generator=torch.Generator().manual_seed(1))
     expected = function(x.clone())
-    module = kernel.split(".")[0]
-    monkeypatch.setattr(f"mtrain.kernels.triton.{kernel}", refuse)
-    user = module if module in ("dropout", "cross_entropy") else "decoding_step"
-    monkeypatch.setattr(f"mtrain.kernels.{user}.triton_works", lambda device: True)
+    kernel(refuse)
+    monkeypatch.setattr(f"mtrain.kernels.triton.{name}", refuse)
     for _ in range(3):
         assert torch.equal(function(x.clone()), expected)
     assert len(calls) == 1
     (message,) = caplog.messages
-    assert message.endswith(f"{refuse.__name__} on cpu (Refused: out of resource: shared memory)")
+    reason = f"(Refused: {request.node.name}: out of resource)"
+    assert message == f"slower operators replace Triton kernels on cpu {reason}"
+
+
+def test_the_reason_is_logged_once_if_no_kernel_can_be_compiled(
+    kernel: Callable[[Callable[..., Any]], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise RuntimeError("Failed to find C compiler\nPlease specify one via CC")
+
+    name = kernel(fail)
+    assert all(attempt(name, (size,), torch.ones(size)) is None for size in (1, 2, 3, 3))
+    assert len(caplog.messages) == 1 and caplog.text.endswith("(RuntimeError: Failed to find C compiler)\n")
+
+
+def test_a_kernel_that_fits_one_beam_may_not_fit_five(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[[Callable[..., Any]], str]
+) -> None:
+    def attention(queries: Tensor, memory: Tensor, *_: object) -> Tensor:
+        if len(queries) == 5 * memory.size(1):
+            raise Refused
+        return queries
+
+    x = torch.randn(6, 12)
+    expected = of_source(5)(x)
+    kernel(attention)
+    monkeypatch.setattr("mtrain.kernels.triton.decoding.attention", attention)
+    assert torch.equal(of_source(1)(x), x)
+    torch.testing.assert_close(of_source(5)(x), expected)
 
 
 class BackwardRefused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Tensor:
         raise Refused
 
 
-def test_a_kernel_is_not_trained_with_if_its_backward_pass_does_not_run() -> None:
-    x = torch.ones(3, requires_grad=True)
-
-    def copy(x: Tensor) -> Tensor:
-        return BackwardRefused.apply(x)
-
-    assert attempt(copy, CPU, (3,), x) is None
+def test_a_kernel_is_not_trained_with_if_its_backward_pass_does_not_run(
+    kernel: Callable[[Callable[..., Any]], str],
+) -> None:
+    name = kernel(BackwardRefused.apply)
+    x, trained = torch.ones(3), torch.ones(3, requires_grad=True)
+    assert attempt(name, (3,), x, x) is not None  # as if frozen at first
+    assert replaced_in_training() == []
+    assert attempt(name, (3,), x, trained) is None and attempt(name, (3,), trained, x) is None
     with torch.no_grad():
-        assert attempt(copy, CPU, (3,), x) is not None
-    assert attempt(copy, CPU, (3,), x) is None and attempt(copy, CPU, (4,), x.detach()) is not None
+        assert attempt(name, (3,), x, trained) is not None
+    assert attempt(name, (3,), x, trained) is None and attempt(name, (4,), x, x) is not None
+    assert replaced_in_training() == [name]
 
 
-def test_exhausted_memory_is_no_reason_to_replace_a_kernel() -> None:
-    errors = [torch.OutOfMemoryError("out of memory")]
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_exhausted_memory_is_no_reason_to_replace_a_kernel(
+    kernel: Callable[[Callable[..., Any]], str], error: Exception
+) -> None:
+    errors = [error]
 
-    def kernel(x: int) -> int:
+    def run(x: Tensor) -> Tensor:
         if errors:
             raise errors.pop()
         return x
 
-    with pytest.raises(torch.OutOfMemoryError):
-        attempt(kernel, CPU, (), 5)
-    assert attempt(kernel, CPU, (), 5) == 5
+    name, x = kernel(run), torch.ones(2)
+    with pytest.raises(type(error)):
+        attempt(name, (), x)
+    assert attempt(name, (), x) is x
 
 
-def test_nothing_is_tried_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kernel() -> int:
-        return 5
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The indices of the GPUs that are current, the last one now."""
+    indices = [0]
 
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    gpu = torch.device("cuda:0")
-    assert attempt(kernel, gpu, ()) is None
+    class Current:
+        def __init__(self, x: Any):
+            self.index = x.get_device()
+
+        def __enter__(self) -> None:
+            indices.append(self.index)
+
+        def __exit__(self, *_: object) -> None:
+            indices.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", Current)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert attempt(kernel, gpu, ()) == 5
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert attempt(kernel, gpu, ()) == 5
+    yield indices
+    assert indices == [0]
+
+
+def test_a_kernel_runs_on_the_device_of_its_inputs(
+    kernel: Callable[[Callable[..., Any]], str], current: list[int]
+) -> None:
+    name = kernel(lambda x: current[-1])
+    assert [attempt(name, (), SECOND_GPU) for _ in range(2)] == [1, 1]
+
+
+def test_nothing_is_tried_during_a_capture(
+    kernel: Callable[[Callable[..., Any]], str], current: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = True
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures and current[-1] == 1)
+    name = kernel(lambda x: 5)
+    assert attempt(name, (), SECOND_GPU) is None
+    captures = False
+    assert attempt(name, (), SECOND_GPU) == 5
+    captures = True
+    assert attempt(name, (), SECOND_GPU) == 5

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from mtrain import Translator
 from mtrain.errors import DataError, ModelError, UsageError
+from mtrain.kernels.triton import available
 from mtrain.training.fit import fit
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights
@@ -221,6 +223,20 @@ def test_test_sets_and_the_arithmetic_may_change(make_config, corpus, caplog):
     run = fit_on_cpu(make_config(data={"test": tests}, training={"max_steps": 6, "precision": "bf16"}))
     assert last_checkpoint(run).name == "step-00000006"
     assert "not bit-identically" in caplog.text
+
+
+def test_kernels_that_operators_replace_are_part_of_the_arithmetic(make_config, monkeypatch, caplog):
+    device = torch.device("cpu")
+    replaced = available.Variant("attention.short_attention", device, (), trained=(True,))
+    decoding = available.Variant("decoding.attention", device, (), trained=())
+    monkeypatch.setattr(available, "outcomes", {replaced: False, decoding: False})
+    for steps in (2, 4):
+        fit_on_cpu(make_config(training={"max_steps": steps}))
+    assert "not bit-identically" not in caplog.text
+    monkeypatch.setattr(available, "outcomes", {replaced: True, decoding: False})
+    fit_on_cpu(make_config(training={"max_steps": 6}))
+    assert "not bit-identically" in caplog.text and "without attention.short_attention," in caplog.text
+    assert "decoding.attention" not in caplog.text
 
 
 def test_other_changed_keys_are_shown_as_in_the_config(make_config):

@@ -8,8 +8,8 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.step.average import WeightAverage
+from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
-from mtrain.training.trainer import make_learner_of_rank
 from tests.support.faults.processes import wait
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks, started_ranks
 from tests.support.training import batches_of, weights
@@ -25,7 +25,7 @@ def train(parts, ranks: Ranks, shares, steps: int, kind="cpu", **recipe) -> dict
     config, model, data, tokenizer = parts
     config = config.training.model_copy(update=recipe)
     freeze(model, config.freeze)
-    learner, average = make_learner_of_rank(model, config, ranks), WeightAverage(model, config)
+    learner, average = make_learner(model, config, ranks), WeightAverage(model, config)
     results = {}
     for step in range(steps):
         rows = STEPS[step % len(STEPS)]
@@ -132,7 +132,7 @@ def test_all_ranks_try_again_if_the_memory_of_one_runs_out(parts, tmp_path, on_t
         tokens = sum(batch.target_tokens for share in batches for batch in share)
         for is_limited in (False, True):
             model.load_state_dict(start)
-            learner = make_learner_of_rank(model, config.training, ranks)
+            learner = make_learner(model, config.training, ranks)
             learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
             values = learner.step(batches[ranks.rank], tokens, 1.0).values
             changes = {name: start[name] - p for name, p in weights(model).items()}

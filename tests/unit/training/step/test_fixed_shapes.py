@@ -1,5 +1,7 @@
 """Fixed shapes fit the micro-batches that they are made for."""
 
+import math
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,18 +32,18 @@ def test_batches_fit_the_shapes_that_include_them(first, later):
         smaller, shapes = shapes, shapes.including(batch.layout for batch in packed)
         assert shapes.including(batch.layout for batch in packed) == shapes
         for batch in packed:
-            exact = batch.exact_layout()
+            exact = batch.exact
             assert exact == batch.layout
             layout = shapes.layout_for(exact)
             assert layout is not None and layout.longest <= POSITIONS
             fitted = batch.in_layout(layout)
-            assert fitted.exact_layout() == exact and fitted.target_tokens == batch.target_tokens
+            assert fitted.exact == exact and fitted.target_tokens == batch.target_tokens
             if smaller.layout_for(exact) is None:
                 assert smaller != shapes
 
 
 def test_a_batch_without_pairs_has_surplus_tokens():
-    exact, none = PackedBatch.without_pairs().exact_layout(), FixedShapes(POSITIONS)
+    exact, none = PackedBatch.without_pairs().exact, FixedShapes(POSITIONS)
     layout = none.including([exact]).layout_for(exact)
     assert none.layout_for(exact) is None and layout is not None
     assert len(PackedBatch.without_pairs().in_layout(layout).labels) == layout.target == 64
@@ -73,6 +75,15 @@ def test_the_bound_of_long_sentences_depends_on_those_that_are_known():
 
 def test_shapes_in_a_checkpoint():
     shapes = FixedShapes(POSITIONS).including([batch_of([(3, 100)]).layout])
-    assert FixedShapes(POSITIONS).with_numbers(shapes.numbers) == shapes
+    assert FixedShapes(POSITIONS).restored(shapes.to_list()) == shapes
     for others in ([], [1, 2, 3]):
-        assert shapes.with_numbers(others) == shapes
+        assert shapes.restored(others) == shapes
+
+
+def test_shapes_within_a_limit_keep_the_proportion_of_both_sides():
+    shapes = FixedShapes(POSITIONS).including([batch_of([(30, 20)] * 64).layout])
+    assert (shapes.source, shapes.target, shapes.tokens) == (1920, 1280, 3200)
+    assert shapes.within(3200) == shapes.within(math.inf) == shapes
+    half = shapes.within(1600)
+    assert half == shapes._replace(source=960, target=640)
+    assert half.within(100).tokens == 128  # no side has fewer than 64

@@ -1,7 +1,9 @@
 """Steps as CUDA graphs equal steps without. On a CPU, no graph is captured; everything else is done."""
 
+import gc
 import logging
 import math
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -53,9 +55,11 @@ def eager(model: Transformer, training: TrainingConfig) -> Learner:
     return hash_dropout(Learner(model, training))
 
 
-def graphs(model: Transformer, training: TrainingConfig) -> Learner:
+def graphs(model: Transformer, training: TrainingConfig) -> GraphLearner:
     """A learner with graphs."""
-    return hash_dropout(GraphLearner(model, training, Ranks(CPU)))
+    learner = GraphLearner(model, training, Ranks(CPU))
+    hash_dropout(learner)
+    return learner
 
 
 def make_model(**changes: object) -> Transformer:
@@ -211,16 +215,35 @@ def test_shapes_are_kept_while_batches_fit(monkeypatch):
     assert learner.captures == 5 and learner.layout_for(batch_of([(150, 40)] * 3).layout)
 
 
-def fail_above(limit: int, learner: Learner) -> None:
-    """Let memory run out in batches with more tokens."""
-    loss = learner.loss_on_device
+def test_a_table_that_a_graph_reads_is_kept_when_the_model_gets_a_longer_one():
+    learner = graphs(make_model(max_positions=3000), make_recipe())
+    take(learner, 0)
+    table = weakref.ref(next(learner.model.buffers()))
+    learner.model.embed.positions(0, 2000, None)  # as a validation with long sentences does
+    gc.collect()
+    assert table() is not None and len(next(learner.model.buffers())) >= 2000
+
+
+def fail_above(limit: int, learner: Learner) -> list[int]:
+    """Let memory run out in batches with more tokens. Returns a list of the tokens of all later batches,
+    surplus included."""
+    loss, sizes = learner.loss_on_device, []
 
     def limited(model, batch):
         if batch.positions > limit:
             raise MemoryError
+        sizes.append(batch.positions)
         return loss(model, batch)
 
     learner.loss_on_device = limited
+    return sizes
+
+
+def loaded(learner: Learner, pairs: list[tuple[int, int]]) -> PackedBatch:
+    """A batch as the loader packs it."""
+    exact = batch_of(pairs)
+    layout = learner.layout_for(exact.layout)
+    return exact if layout is None else exact.in_layout(layout)
 
 
 @pytest.mark.parametrize("captures", [True, False])
@@ -230,14 +253,55 @@ def test_micro_batches_become_smaller_when_memory_runs_out(caplog, monkeypatch, 
     learner, plain = graphs(make_model(), make_recipe()), eager(make_model(), make_recipe())
     fail_above(300, learner)
     for pairs in ([(30, 20)] * 6, [(20, 30)] * 4, [(1, 2)]):
-        found, expected = (each.step([batch_of(pairs)], 120, RATE).values for each in (learner, plain))
+        found, expected = (each.step([loaded(each, pairs)], 120, RATE).values for each in (learner, plain))
         same(found, expected)
     same(weights(learner.model), weights(plain.model))
-    assert learner.max_micro_batch_positions == 150
+    assert learner.max_micro_batch_positions == (192 + 128) / 2
     assert sum("out of memory" in message for message in caplog.messages) == 1
     fail_above(0, learner)
     with pytest.raises(MemoryError):
         learner.step([batch_of([(60, 60)])], 60, RATE)
+
+
+def test_the_shapes_of_smaller_micro_batches_keep_the_limit_and_do_not_change():
+    learner = graphs(make_model(), make_recipe())
+    learner.expect([batch_of([(30, 20)] * 32).layout, batch_of([(20, 25)] * 35).layout])
+    assert learner.shapes.tokens == 960 + 896
+    sizes = fail_above(1000, learner)
+
+    def step(pairs: list[tuple[int, int]]) -> list[int]:
+        """The sizes of the micro-batches of a step. The first step of a kind also captures graphs."""
+        sizes.clear()
+        learner.step([loaded(learner, pairs)], 100, RATE)
+        return sizes
+
+    step([(30, 20)] * 32)
+    shapes, limit = learner.shapes, learner.max_micro_batch_positions
+    assert (shapes.tokens, limit) == (896, 928)
+    for pairs in ([(30, 20)] * 14, [(20, 25)] * 16, [(30, 20)] * 12):
+        step(pairs)
+        assert step(pairs) == [shapes.tokens]
+    for pairs in ([(30, 20)] * 28, [(20, 25)] * 34, [(25, 25)] * 31):
+        assert step(pairs) == [shapes.tokens] * 2
+    assert learner.shapes == shapes
+
+
+@pytest.mark.parametrize("pairs", [[(3, 4)], []])
+def test_a_small_batch_in_a_large_layout_does_not_end_training_when_memory_runs_out(pairs):
+    learner = graphs(make_model(), make_recipe())
+    learner.expect([batch_of([(30, 20)] * 32).layout])
+    sizes = fail_above(500, learner)
+    learner.step([loaded(learner, pairs)], 4, RATE)
+    assert sizes and learner.shapes.tokens <= learner.max_micro_batch_positions == 384
+
+
+@pytest.mark.parametrize("pairs", [[(60, 60)], [(60, 60), (5, 5), (7, 3)], [(1, 2)] * 3])
+def test_memory_that_suffices_for_no_smaller_batch_is_an_error(pairs):
+    learner = graphs(make_model(), make_recipe())
+    learner.expect([batch_of([(30, 20)] * 32).layout])
+    fail_above(60, learner)
+    with pytest.raises(MemoryError):
+        learner.step([batch_of(pairs)], 60, RATE)
 
 
 def cannot_capture(pool: GraphPool, work: Work) -> Work:
@@ -253,12 +317,61 @@ def test_training_continues_without_graphs_if_they_cannot_be_captured(monkeypatc
     same(found, take_all(eager))
 
 
-def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, caplog):
-    monkeypatch.setattr(GraphPool, "capture", lambda pool, work: lambda: None)
+def is_whole_step(graph) -> bool:
+    return graph.layout is not None and graph.with_update
+
+
+def is_gradient(graph) -> bool:
+    return not graph.with_update
+
+
+def is_update(graph) -> bool:
+    return graph.layout is None
+
+
+def do_nothing(work: Work) -> Work:
+    return lambda: None
+
+
+def without_optimizer(work: Work) -> Work:
+    """The same work, in which the optimizer does nothing."""
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.optim.AdamW, "step", lambda optimizer: None)
+            work()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "wrong", "model"),
+    [
+        (is_whole_step, do_nothing, {}),
+        (is_whole_step, do_nothing, {"dropout": 0.1, "attention_dropout": 0.1}),
+        (is_whole_step, without_optimizer, {}),
+        (is_gradient, do_nothing, {}),
+        (is_gradient, do_nothing, {"attention_dropout": 0.1}),
+        (is_update, do_nothing, {}),
+        (is_update, without_optimizer, {}),
+    ],
+)
+def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, caplog, is_wrong, wrong, model):
+    monkeypatch.setattr(
+        GraphPool, "capture", lambda pool, work: wrong(work) if is_wrong(work.args[0]) else work
+    )
     with caplog.at_level(logging.WARNING):
-        found = take_all(graphs)
-    assert len(caplog.messages) == 1 and "a graph computes another loss, nll and gradient" in caplog.text
-    same(found, take_all(eager))
+        found = take_all(graphs, {"clip_norm": 0.5}, **model)
+    assert len(caplog.messages) == 1 and "a graph computes another loss, nll, gradient or" in caplog.text
+    same(found, take_all(eager, {"clip_norm": 0.5}, **model))
+
+
+def test_a_graph_that_draws_random_numbers_is_compared_with_work_that_draws_the_same():
+    learner = graphs(make_model(), make_recipe())
+    learner.model.decoder_norm.register_forward_hook(lambda module, inputs, hidden: hidden * torch.rand(()))
+    take(learner, 0)
+    take(learner, 1)
+    assert learner.uses_graphs and learner.captures == 3
 
 
 @pytest.mark.parametrize("fault", [None, "memory", "capture"])

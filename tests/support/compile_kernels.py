@@ -1,11 +1,13 @@
-"""Compile the Triton kernels of a decoding step for a GPU that need not be there.
+"""Compile all Triton kernels for a GPU that need not be there.
 
-    python -m tests.support.compile_decoding_kernels COMPUTE_CAPABILITY
+    python -m tests.support.compile_kernels COMPUTE_CAPABILITY
 
 The exit status is not 0 if one does not compile, or needs more shared memory than such a GPU has.
 """
 
 import sys
+from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +17,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.decoding_step import Allowed
+from mtrain.kernels.dropout import HashKey
+from mtrain.kernels.sequences import Packed
+from mtrain.kernels.triton.attention import short_attention
+from mtrain.kernels.triton.cross_entropy import fused_cross_entropy
 from mtrain.kernels.triton.decoding import add_norm, attention
+from mtrain.kernels.triton.dropout import hashed_dropout
 from mtrain.kernels.triton.next_tokens import best_continuations
+from mtrain.kernels.triton.tiles import TILES, suits_short_attention
 
 # Bytes of shared memory that a program may use.
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 90: 232_448}
@@ -46,7 +55,8 @@ class Launch(NamedTuple):
         signature, constants, aligned = {}, {}, {}
         for parameter in self.kernel.params:
             value, place = given[parameter.name], (parameter.num,)
-            is_one = isinstance(value, int) and value == 1  # Triton compiles other code for it
+            varies = parameter.do_not_specialize, parameter.do_not_specialize_on_alignment
+            is_one = isinstance(value, int) and value == 1 and not varies[0]  # other code is compiled for it
             if parameter.is_constexpr or value is None or is_one:
                 signature[parameter.name], constants[place] = "constexpr", value
                 continue
@@ -54,21 +64,53 @@ class Launch(NamedTuple):
                 signature[parameter.name] = TYPES[value.dtype]
             else:
                 signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+            is_multiple = isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
+            if is_multiple and not any(varies):
                 aligned[place] = [["tt.divisibility", 16]]  # as Triton finds out when it runs a kernel
         source = ASTSource(self.kernel, signature, constants, aligned)
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         return int(compiled.metadata.shared)
 
 
-def launches(capability: int) -> list[Launch]:
-    """All kernels, with arguments of many sizes."""
-    recorded: list[Launch] = []
+def recorded(work: Callable[[int], None], capability: int) -> list[Launch]:
+    """The kernels that work launches. They are not run."""
+    launches: list[Launch] = []
 
     def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
-        recorded.append(Launch(kernel, args, keywords))
+        launches.append(Launch(kernel, args, keywords))
 
     JITFunction.run = record
+    work(capability)
+    return launches
+
+
+def train(capability: int) -> None:
+    """The kernels of a training step, forward and backward."""
+    dtype = torch.float16 if capability < 80 else torch.bfloat16
+    key, suitable = HashKey(*torch.zeros(2, 1, dtype=torch.int32)), 0
+    x, y = torch.zeros(2, 48, 64, dtype=dtype, requires_grad=True).unbind()
+    for relu, residual in ((False, None), (False, y), (True, None)):
+        hashed_dropout(x, 0.1, key.key, key.salt, relu, residual).sum().backward(retain_graph=True)
+    hidden, weight = torch.zeros(32, 64, requires_grad=True), torch.zeros(32_001, 64)
+    labels = torch.zeros(32, dtype=torch.int64)
+    fused_cross_entropy(hidden, weight, None, labels, IGNORE, 0.1, dtype, 32)
+    fused_cross_entropy(hidden.detach(), weight, None, labels, IGNORE, 0.1, dtype, 32)
+    for longest, width in product(TILES, (16, 24, 64, 128)):
+        if not suits_short_attention(longest, width, dtype, divmod(capability, 10)):
+            continue
+        suitable += 1
+        sequences = Packed(
+            torch.tensor([0, 48], dtype=torch.int32), torch.arange(48, dtype=torch.int32), longest
+        )
+        projected = torch.zeros(48, 3 * 8 * width, dtype=dtype, requires_grad=True)
+        short_attention(projected, None, 8, sequences, sequences, True, 0.1, key).sum().backward()
+        queries, keys_values = projected[:, : 8 * width], projected[:, 8 * width :]
+        short_attention(queries, keys_values, 8, sequences, sequences, False, 0.1, key).sum().backward()
+    assert suitable == {75: 0, 86: 11}.get(capability, 12)
+
+
+def decode(capability: int) -> None:
+    """The kernels of a decoding step, with arguments of many sizes."""
     position, norm = torch.tensor([3]), nn.LayerNorm(1024)
     for dtype in (torch.float16 if capability < 80 else torch.bfloat16, torch.float32):
         x = torch.zeros(6, 1024)
@@ -78,19 +120,18 @@ def launches(capability: int) -> list[Launch]:
             cache = torch.zeros(2, 2, 4, 8 * beams, width, dtype=dtype)
             rows = torch.zeros(2 * beams, 4 * width, dtype=dtype)
             past = torch.zeros(2, beams, 8 * beams, dtype=torch.uint8) if beams > 1 else None
-            attention(torch.cat([rows] * 3, dim=1), cache, past, position, own=True)
-            attention(rows, cache, None, torch.zeros(2, dtype=torch.int32), own=False)
+            attention(torch.cat([rows] * 3, dim=1), cache, past, position, to_self=True)
+            attention(rows, cache, None, torch.zeros(2, dtype=torch.int32), to_self=False)
     zeros = torch.zeros(2, dtype=torch.int64)
     plain = Allowed(position, zeros, 3)
     ruled = Allowed(position, zeros, 3, torch.zeros(32_000, dtype=torch.bool), zeros[:, None])
     for vocabulary, beams, allowed in ((32_000, 5, ruled), (250_000, 1, plain), (8_003, 64, plain)):
         best_continuations(torch.zeros(2 * beams, vocabulary), torch.zeros(2, beams), 2 * beams, *allowed)
-    return recorded
 
 
 if __name__ == "__main__":
     capability = int(sys.argv[1])
-    for launch in launches(capability):
+    for launch in [*recorded(train, capability), *recorded(decode, capability)]:
         shared = launch.shared_memory(capability)
         print(launch.kernel.fn.__name__, launch.keywords, shared, flush=True)
         assert shared <= SHARED_MEMORY[capability]
