@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
 
-from mtrain.control_characters import escape_control_characters
 from mtrain.duration import format_duration
+from mtrain.invisible_characters import escape_control_characters
 
 log = logging.getLogger(__name__)
 

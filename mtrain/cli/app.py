@@ -19,9 +19,9 @@ from mtrain.cli.console.output import print_to_stdout
 from mtrain.cli.evaluate import evaluate
 from mtrain.cli.init import init
 from mtrain.cli.translate import translate
-from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
+from mtrain.invisible_characters import escape_control_characters
 from mtrain.version import __version__
 
 app = typer.Typer(

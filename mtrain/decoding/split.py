@@ -14,6 +14,7 @@ from mtrain.config.languages import base_language, split_tag
 from mtrain.config.sections.decoding import SplitMode
 from mtrain.decoding.alignment import words_at
 from mtrain.errors import DataError, UsageError
+from mtrain.invisible_characters import is_blank
 from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
 
 log = logging.getLogger(__name__)
@@ -206,6 +207,7 @@ class Splitter(NamedTuple):
 
     def _split_lines(self, texts: Sequence[str]) -> Iterator[tuple[bool, list[list[int]]]]:
         """The source ids of the parts of each line, and whether the line was encoded as a whole."""
+        texts = ["" if is_blank(text) else text for text in texts]
         if self.mode == "sentences":
             sentences = [self._sentences(text) for text in texts]
             encoded = iter(self.tokenizer.encode_source([text for line in sentences for text in line]))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from mtrain import __version__
-from mtrain.control_characters import escape_control_characters
+from mtrain.invisible_characters import escape_control_characters
 from tests.support.cli import CLOSED, handling, one_line, run_forked
 
 COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank", "report")

@@ -254,7 +254,8 @@ def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind, s
 def test_max_epochs_ends_with_the_last_epoch_when_epochs_differ_in_length(make_config, schedule):
     """The planned number of steps assumes epochs as long as the first, so it is an estimate."""
     recipe = {"max_steps": None, "max_epochs": 5, "schedule": schedule, "log_every": 1, "validate_every": 99}
-    run = fit_on_cpu(make_config(data={"subword_sampling": 0.1}, training=recipe))
+    sections = {"data": {"subword_sampling": 0.1}, "tokenizer": {"type": "bpe"}}
+    run = fit_on_cpu(make_config(**sections, training=recipe))
     epochs = [epoch for _, epoch, *_ in losses(run)]
     assert set(epochs) == {1, 2, 3, 4, 5} and len({epochs.count(epoch) for epoch in range(1, 6)}) > 1
     state = json.loads((last_checkpoint(run) / "state.json").read_text())

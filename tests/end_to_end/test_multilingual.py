@@ -38,14 +38,14 @@ def raw(raw_config, corpus):
         "test": {"there": files, "back": reverse},
         "language_tags": "target",
     }
-    return merged(raw_config, "", data=data)
+    return merged(raw_config, "", data=data, tokenizer={"type": "bpe"})
 
 
 @pytest.fixture(scope="module")
 def both(raw, tmp_path_factory):
     """A run whose model has memorized both directions."""
     folder = tmp_path_factory.mktemp("multilingual") / "run"
-    recipe = {"max_steps": 120, "batch_tokens": 512, "validate_every": 120, "checkpoint_every": 120}
+    recipe = {"max_steps": 200, "batch_tokens": 512, "validate_every": 100, "checkpoint_every": 100}
     model = {"d_model": 64, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2}
     config = merged(raw, str(folder), training={**recipe, "label_smoothing": 0.0}, model=model)
     fit(validate(Config, config, "test"), device="cpu")

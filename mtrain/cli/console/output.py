@@ -11,9 +11,9 @@ from secrets import token_hex
 from typing import IO, Any, cast
 
 from mtrain.cli.console.terminal import discard_output
-from mtrain.control_characters import escape_control_characters
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
+from mtrain.invisible_characters import escape_control_characters
 
 # Suffixes of compressed files that cannot be written. `.tar` is not one of them, as it is a language code;
 # `.tgz` is one, although it is a language code, too.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from mtrain.cli.console.terminal import columns_of
-from mtrain.control_characters import escape_control_characters
+from mtrain.invisible_characters import escape_control_characters
 
 if TYPE_CHECKING:
     from mtrain.evaluation.metrics import MetricScore

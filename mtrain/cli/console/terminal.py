@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.cli.console.message_start import clear_bars, rank_prefix
-from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
+from mtrain.invisible_characters import escape_control_characters
 
 log = logging.getLogger(__name__)
 STARTED = time.monotonic()  # this module is loaded when the process starts

@@ -11,11 +11,11 @@ from mtrain.cli.console.terminal import print_to_stderr, require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.new_config import holdout_size
-from mtrain.control_characters import escape_control_characters
 from mtrain.data.text.identify_language import EXTRA, can_identify
 from mtrain.errors import MtrainError, UsageError
 from mtrain.inspection.choose_sides import ChosenSides, FoundText, choose_sides
 from mtrain.inspection.corpora import Inspected
+from mtrain.invisible_characters import escape_control_characters
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from mtrain.cli.console.output import shown_on
 from mtrain.cli.console.terminal import print_to_stderr, require_unicode
-from mtrain.control_characters import escape_control_characters
 from mtrain.decoding.scoring.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
+from mtrain.invisible_characters import escape_control_characters
 
 HELP = """\
 Type a sentence and press Enter to translate it.

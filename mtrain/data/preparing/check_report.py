@@ -17,6 +17,7 @@ from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CHECK, DataFolder, read_summary
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, ModelError, StorageError
+from mtrain.invisible_characters import is_blank
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def check_data(
     scan = scanner.result
     findings = scan.findings
     assert findings is not None, "`scanner` must be made with check=True"
-    usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())
+    usable = (pair for pair in scan.text.pairs() if not any(map(is_blank, pair)))
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
         tag = count_tag_ids(data, tokenizer)

@@ -28,6 +28,7 @@ from mtrain.data.reading.files import files_by_pair, files_of, load_dataset, toy
 from mtrain.data.reading.lines import Digests, LineBlocks, decode_block, is_seekable, open_blocks, read_range
 from mtrain.data.reading.records import Column, ScoredPair, split_quoted, try_pair
 from mtrain.errors import DataError
+from mtrain.invisible_characters import is_blank
 
 BLOCK = 10_000  # pairs that are read at a time
 _SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe
@@ -184,7 +185,7 @@ class Block(NamedTuple):
     def have_text(self) -> list[bool]:
         """Whether neither side of each readable pair is blank."""
         both = zip(self.sources, self.targets, strict=True)
-        return [bool(source.strip() and target.strip()) for source, target in both]
+        return [not (is_blank(source) or is_blank(target)) for source, target in both]
 
     def usable(self) -> "Block":
         """The readable pairs of which neither side is blank."""

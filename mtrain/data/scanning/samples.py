@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import Block
 from mtrain.data.text.hashes import hash_numbers
+from mtrain.invisible_characters import is_blank
 from mtrain.storage.temporary import TemporaryStream
 
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
@@ -138,7 +139,7 @@ def draw_candidates(
     found, largest = dict[bytes, HoldoutCandidate](), bytes.fromhex(max_digest)
     for i in [i for i, digest in enumerate(digests) if digest <= largest]:
         source, target = block.sources[i], block.targets[i]
-        if digests[i] not in found and source.strip() and target.strip():
+        if digests[i] not in found and not is_blank(source) and not is_blank(target):
             found[digests[i]] = HoldoutCandidate(digests[i].hex(), corpus, block.numbers[i], source, target)
     return heapq.nsmallest(count, found.values()) if len(found) > count else list(found.values())
 

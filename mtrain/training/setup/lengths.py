@@ -19,6 +19,7 @@ from mtrain.data.reading.blocks import good_pairs
 from mtrain.data.scanning.check import count_tag_ids
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError
+from mtrain.invisible_characters import is_blank
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 CHARACTERS_PER_TOKEN = 4.0  # assumed before there is a tokenizer
@@ -123,8 +124,9 @@ def _count_validation(data: DataConfig) -> int:
 
 
 def _token_counts(pairs: Iterable[Pair], tokenizer: Tokenizer | None) -> tuple[Lengths, Lengths]:
-    """The lengths of sources and targets with EOS. Empty text has the length 1."""
-    sides = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
+    """The lengths of sources and targets with EOS. Blank text has the length 1."""
+    sides = [["" if is_blank(text) else text for text in side] for side in zip(*pairs, strict=True)]
+    sides = sides or [[], []]
     if tokenizer is None:
         characters = [np.array([len(text.strip()) for text in side]) for side in sides]
         counts = [np.ceil(side / CHARACTERS_PER_TOKEN).astype(np.int64) + 1 for side in characters]

@@ -108,7 +108,7 @@ def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(
 
     def fail(source, _):
         calls.append(1)
-        if os.environ["RANK"] == "1" and len(calls) == 12 and len(source) > 1:
+        if os.environ["RANK"] == "1" and len(calls) >= 8 and len(source) > 1:
             raise MemoryError
 
     on_training_forward(fail)

@@ -1,8 +1,16 @@
-"""Escapes control characters in text that is printed to a terminal."""
+"""Characters that cannot be seen: text that has no others, and control characters on a terminal."""
 
 import unicodedata
 
 _DIRECTION = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # change the direction of text
+
+_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories: control and format characters, spaces
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has nothing to translate: only spaces, control characters, and characters without width
+    such as U+200B."""
+    return all(unicodedata.category(character) in _INVISIBLE for character in text)
 
 
 def escape_control_characters(text: str, kept: str = "\n") -> str:
