@@ -222,6 +222,8 @@ def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> R
 
 
 def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
+    from mtrain.evaluation.metrics import TITLES
+
     later = progress.logged_step > progress.step
     since = f", and {progress.logged_step - progress.step:,} since the last checkpoint" if later else ""
     rows = [["steps", f"{progress.step:,}{since}"]]
@@ -241,6 +243,8 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         if found is not None:
             scores = ", ".join(f"{score.title} {score.rounded}" for score in found.scores)
             rows.append([name, f"step {found.step:,}: {scores}"])
+    if progress.best_metric is not None:
+        rows.append(["selected by", TITLES.get(progress.best_metric, progress.best_metric)])
     return rows
 
 

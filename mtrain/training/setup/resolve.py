@@ -87,7 +87,7 @@ def resolve_config(
 def _settings_of_run(config: Config, saved: Config) -> Values:
     """The settings of a run that its config need not repeat, from the `saved` config of the run."""
     values = saved.model_dump(mode="json")
-    kept = ("learning_rate", "warmup_steps")
+    kept = ("learning_rate", "warmup_steps", "best_metric")
     inherited: Values = {"training": {key: values["training"][key] for key in kept}}
     if config.training.init_from is not None:
         inherited |= {section: values[section] for section in ("tokenizer", "model", "decoding")}
