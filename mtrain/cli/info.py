@@ -239,12 +239,12 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         ending = f"finished: {progress.finished}" if progress.finished else ""
         rows.append(["state", ending or "not finished; `mtrain fit` resumes it"])
     rows.append(["checkpoints", f"{progress.checkpoints:,}"])
-    for name, found in (("best validation", progress.best), ("last validation", progress.last)):
+    metric = progress.best_metric
+    by = f", selected by {TITLES.get(metric, metric)}" if metric else ""
+    for name, found, why in (("best validation", progress.best, by), ("last validation", progress.last, "")):
         if found is not None:
             scores = ", ".join(f"{score.title} {score.rounded}" for score in found.scores)
-            rows.append([name, f"step {found.step:,}: {scores}"])
-    if progress.best_metric is not None:
-        rows.append(["selected by", TITLES.get(progress.best_metric, progress.best_metric)])
+            rows.append([name, f"step {found.step:,}{why}: {scores}"])
     return rows
 
 
