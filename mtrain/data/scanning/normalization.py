@@ -1,7 +1,7 @@
 """Counts the characters that the normalization of a tokenizer changes. A model never learns to write them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import count
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from mtrain.data.text.hashes import code_points
 _UNKNOWN, _KEPT, _CHANGED, _JOINS = range(4)  # kinds of characters
 _CODE_POINTS = 0x110000
 _LAST_COMPOSED = 0x1FFFF  # code point after which characters have no decomposition into two
+_TEXTS = 500  # that are joined at a time; more would not fit into the processor's cache
 _CLUSTER = regex.compile(r"\X")
 
 
@@ -39,20 +40,10 @@ class ChangeCounter:
 
     def count(self, texts: Sequence[str]) -> Counter[Change]:
         """How often each change occurs in some texts."""
-        text = " ".join(["", *(text for text in texts if not text.isascii()), ""])
-        codes = code_points(text)
-        kinds = self._kinds.take(codes)
-        if (unknown := kinds == _UNKNOWN).any():
-            for code in set(codes[unknown].tolist()):
-                self._kinds[code] = self._kind_of(chr(code))
-            kinds = self._kinds.take(codes)
-        # A sequence is any character and those that join it. One that cannot change is left out.
-        joins = kinds == _JOINS
-        starts = np.flatnonzero(((kinds[:-1] == _CHANGED) | joins[1:]) & ~joins[:-1])
-        ends = starts + 1
-        while (longer := joins[ends]).any():
-            ends += longer
-        sequences = Counter(map(text.__getitem__, map(slice, starts.tolist(), ends.tolist())))
+        others = [text for text in texts if not text.isascii()]
+        sequences = Counter[str]()
+        for start in range(0, len(others), _TEXTS):
+            sequences.update(self._sequences(" ".join(["", *others[start : start + _TEXTS], ""])))
         found = Counter[Change]()
         for sequence, times in sequences.items():
             after = self._normalizer.Normalize(sequence)
@@ -60,11 +51,25 @@ class ChangeCounter:
                 found[_without_common_start(sequence, after)] += times
         return found
 
+    def _sequences(self, text: str) -> Iterator[str]:
+        """The sequences of characters that may change, each of a character and those that join it."""
+        codes = code_points(text)
+        kinds = self._kinds.take(codes)
+        if (unknown := kinds == _UNKNOWN).any():
+            for code in set(codes[unknown].tolist()):
+                self._kinds[code] = self._kind_of(chr(code))
+            kinds = self._kinds.take(codes)
+        joins = kinds == _JOINS
+        starts = np.flatnonzero(((kinds[:-1] == _CHANGED) | joins[1:]) & ~joins[:-1])
+        ends = starts + 1
+        while (longer := joins[ends]).any():
+            ends += longer
+        return map(text.__getitem__, map(slice, starts.tolist(), ends.tolist()))
+
     def _kind_of(self, character: str) -> int:
         changes = self._differ(character, self._normalizer.Normalize(character))
-        is_joiner = _CLUSTER.fullmatch(
-            f"가{character}"
-        )  # also a vowel or final consonant of a Hangul syllable
+        # After this syllable, vowels and final consonants of Hangul are joiners as well.
+        is_joiner = _CLUSTER.fullmatch(f"가{character}")
         if is_joiner and (changes or not category(character).startswith("M") or character in _composing()):
             return _JOINS
         return _CHANGED if changes else _KEPT
