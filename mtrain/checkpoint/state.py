@@ -29,7 +29,8 @@ class TrainState:
     validation_due: bool = False  # saved before the validation of this step
     validations_without_improvement: int = 0
     best_step: int | None = None
-    best_score: float | None = None  # of training.best_metric
+    best_metric: str | None = None  # that has selected this step; None in states of earlier versions
+    best_score: float | None = None  # of training.best_metric, or of the metric that its `auto` has chosen
     best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
     best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
     lowest_nll: float | None = None  # of all validations, rounded
@@ -85,14 +86,14 @@ def _adapter() -> TypeAdapter[TrainState]:
 # The keys of `state.json` for the fields of a `Position`.
 _POSITION_KEYS = ("epoch", "epoch_window", "next_batch", "stage_starts", "stage_step")
 _VALIDATION_FIELDS = (
-    "step", "seconds", "best_step", "best_score", "best_scores", "lowest_nll", "best_alignment_layer",
-    "validations_without_improvement", "validation_due",
+    "step", "seconds", "best_step", "best_metric", "best_score", "best_scores", "lowest_nll",
+    "best_alignment_layer", "validations_without_improvement", "validation_due",
 )  # fmt: skip
 # Keys that the checkpoints of earlier versions lack.
 ADDED_KEYS = {
     *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
     *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
-    *("initial_score", "initial_scores", "best_scores", "lowest_nll"),
+    *("initial_score", "initial_scores", "best_scores", "lowest_nll", "best_metric"),
 }
 # Keys that are left out if they are empty.
 OPTIONAL_KEYS = {"fixed_shapes"}

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +23,9 @@ def check(
 ) -> None:
     """Check the corpora of CONFIG.
 
-    Prints counts, lengths, duplicates, test sentences that occur in the training data, and suspicious or
-    unreadable pairs. The exit code is 3 if a set has no usable pair.
+    Prints counts, lengths, duplicates, test sentences that occur in the training data, characters that
+    tokenizer.normalization changes, and suspicious or unreadable pairs. The exit code is 3 if a set
+    has no usable pair.
 
     Examples:
         mtrain check mine.yaml
@@ -36,11 +38,18 @@ def check(
     from mtrain.data.reading.digests import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
     from mtrain.training.setup.resolve import resolve_config
-    from mtrain.training.setup.tokenizer import existing_tokenizer
+    from mtrain.training.setup.tokenizer import existing_tokenizer, tokenizer_normalizers
 
     loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
-    scanner = CorpusScanner(RawFiles(loaded.data), loaded.seed, check=True, strict=False, for_tokenizer=False)
+    scanner = CorpusScanner(
+        RawFiles(loaded.data),
+        loaded.seed,
+        check=True,
+        strict=False,
+        for_tokenizer=False,
+        normalizers=partial(tokenizer_normalizers, loaded),
+    )
     loaded = resolve_config(loaded, scanner).config
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines

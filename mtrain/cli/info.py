@@ -225,6 +225,8 @@ def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> R
 
 
 def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
+    from mtrain.evaluation.metrics import TITLES
+
     later = progress.logged_step > progress.step
     since = f", and {progress.logged_step - progress.step:,} since the last checkpoint" if later else ""
     rows = [["steps", f"{progress.step:,}{since}"]]
@@ -242,10 +244,12 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         ending = f"finished: {progress.finished}" if progress.finished else ""
         rows.append(["state", ending or "not finished; `mtrain fit` resumes it"])
     rows.append(["checkpoints", f"{progress.checkpoints:,}"])
-    for name, found in (("best validation", progress.best), ("last validation", progress.last)):
+    metric = progress.best_metric
+    by = f", selected by {TITLES.get(metric, metric)}" if metric else ""
+    for name, found, why in (("best validation", progress.best, by), ("last validation", progress.last, "")):
         if found is not None:
             scores = ", ".join(f"{score.title} {score.rounded}" for score in found.scores)
-            rows.append([name, f"step {found.step:,}: {scores}"])
+            rows.append([name, f"step {found.step:,}{why}: {scores}"])
     return rows
 
 

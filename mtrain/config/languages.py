@@ -85,9 +85,10 @@ def _scripts() -> list[tuple[str, list[str], list[str]]]:
     return [(script, codes.split(), languages.split()) for script, codes, languages in rows]
 
 
-def has_spaces(code: str) -> bool:
-    """Whether the words of a language are separated by spaces."""
-    return _WITHOUT_SPACES.isdisjoint(scripts_of_language(code))
+def has_spaces(code: str, script: str = "") -> bool:
+    """Whether the words of a language are separated by spaces. If its scripts are not known, `script`
+    decides, the one of a text in this language."""
+    return _WITHOUT_SPACES.isdisjoint(scripts_of_language(code) or [script])
 
 
 def sentence_separator(code: str) -> str:

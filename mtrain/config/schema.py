@@ -54,7 +54,9 @@ class Config(Section):
         if not all(isinstance(section, dict) for section in (values, model, training, data)):
             return values  # which is an error
         if model.get("head") == "pair_classifier":
-            training = {"best_metric": "auc", "label_smoothing": 0.0, **training}
+            training = {"label_smoothing": 0.0, **training}
+            if training.get("best_metric", "auto") == "auto":
+                training["best_metric"] = "auc"
             if data.get("corruptions") is None:
                 data = {**data, "corruptions": {}}
             return {**values, "training": training, "data": data}

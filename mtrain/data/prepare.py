@@ -1,7 +1,7 @@
 """Prepares the data of a run: encodes the training pairs once, or reuses what earlier runs have encoded."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mtrain.config.languages import Direction
@@ -22,6 +22,7 @@ from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting.classifier_pairs import ExampleMaker
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite
+from mtrain.data.scanning.block_check import Normalizers
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import forget_reported_shards, read_reported_shards
 from mtrain.data.store.folder import (
@@ -56,6 +57,7 @@ def make_scanner(
     check: bool = False,
     workers: int | None = None,
     for_tokenizer: bool = True,
+    normalizers: Callable[[], Normalizers] | None = None,
 ) -> CorpusScanner:
     """A scanner of the corpora of a run, which does not read what the data folder contains already. With
     `check`, it checks the text, unless the folder was begun from the same text. The held-out pairs are drawn
@@ -65,7 +67,7 @@ def make_scanner(
         seed = folder.inputs.seed
     files = RawFiles(data, (folder.path, folder.run_dir / "data"), hashes_of_missing(data, folder))
     check = check and not has_same_text(data, folder, files)
-    return CorpusScanner(files, seed, folder.run_dir, check, True, workers, for_tokenizer)
+    return CorpusScanner(files, seed, folder.run_dir, check, True, workers, for_tokenizer, normalizers)
 
 
 def prepare_data(

@@ -8,10 +8,11 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from mtrain.config.languages import bleu_tokenizer, make_bleu
+from mtrain.config.languages import bleu_tokenizer, has_spaces, make_bleu
+from mtrain.data.text.writing_systems import main_script
 from mtrain.errors import DataError, UsageError
 
-TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "comet": "COMET"}
+TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "comet": "COMET", "auc": "AUC"}
 
 References = Sequence[Sequence[str | None]]  # one or more lists of lines; None where a list has no reference
 
@@ -59,6 +60,18 @@ def make_metrics(
     if tokenizer not in BLEU.TOKENIZERS:
         raise UsageError(f"--bleu-tokenize {tokenize}: choose from {', '.join(BLEU.TOKENIZERS)}")
     return {name: makers[name]() for name in names}
+
+
+def explain_tokenizer(tokenize: str | None, target_lang: str | None, references: Sequence[str]) -> str:
+    """The tokenizer that BLEU uses, and why: see `make_metrics`. The script of the references decides whether
+    their words are separated by spaces if the target language does not."""
+    if tokenize is not None:
+        return f"{tokenize} (--bleu-tokenize)"
+    name = bleu_tokenizer(target_lang or "")
+    reason = f"target language {target_lang}" if target_lang else "the target language is not known"
+    if name in ("13a", "char") and not has_spaces(target_lang or "", main_script(references)):
+        reason += "; words are not separated by spaces, so rely on chrF"
+    return f"{name} ({reason})"
 
 
 def without_blank(references: Sequence[Sequence[str]]) -> list[list[str | None]]:

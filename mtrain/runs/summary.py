@@ -48,6 +48,7 @@ class RunProgress(BaseModel):
     validations_without_improvement: _Count = 0  # in a row
     logged_step: _Count = 0  # of the last line of metrics.jsonl
     checkpoints: _Count = 0
+    best_metric: str | None = None  # that has selected the model
     best: Validation | None = None  # of the model in the run folder
     last: Validation | None = None
     finished: str | None = None  # the limit that was reached

@@ -32,8 +32,8 @@ _SENTENCES = 5_000_000  # of which SentencePiece draws a sample, if they are sho
 _LEAST_SEEDS, _SEEDS_OF_PIECE = 100_000, 12
 _UNUSABLE = 4  # candidates in the file for each one that is used: many contain punctuation beside letters
 # With `identity`, U+2581 would be a space, because SentencePiece represents spaces by it.
-_ESCAPES = {SPACE: "\ufdd0\ufdd1", "\ufdd0": "\ufdd0\ufdd0"}
-_REVERSED = {escape: text for text, escape in _ESCAPES.items()}
+ESCAPES = {SPACE: "\ufdd0\ufdd1", "\ufdd0": "\ufdd0\ufdd0"}
+_REVERSED = {escape: text for text, escape in ESCAPES.items()}
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
 
@@ -90,7 +90,7 @@ def _options(config: TokenizerConfig, sentences: Sentences, folder: Path) -> dic
     options: dict[str, Any] = {"normalization_rule_name": config.normalization}
     if config.normalization == "identity":
         options = {}
-        for name, rules in (("normalization", _ESCAPES), ("denormalization", _REVERSED)):
+        for name, rules in (("normalization", ESCAPES), ("denormalization", _REVERSED)):
             file = folder / f"{name}.tsv"
             lines = (f"{_codes(text)}\t{_codes(other)}\n" for text, other in rules.items())
             file.write_text("".join(lines), encoding="ascii", newline="")

@@ -12,6 +12,7 @@ _TYPE_OF_PIECE, _NORMAL = 3, 1
 # The files that a model was learned with, by the field of the model and the field inside it: the seeds, and
 # the rules of the normalizer and of the denormalizer.
 _PATHS = {2: 54, 3: 6, 5: 6}
+_RULES = 2  # of a normalizer, compiled
 _VARINT, _BYTES = 0, 2  # wire types
 
 
@@ -28,6 +29,11 @@ def types_of_pieces(model: bytes) -> list[int | bytes]:
         for number, piece, _ in _fields(model)
         if number == _PIECES and isinstance(piece, bytes)
     ]
+
+
+def has_rules(normalizer: bytes) -> bool:
+    """Whether a serialized normalizer changes characters."""
+    return any(number == _RULES and value for number, value, _ in _fields(normalizer))
 
 
 def without_paths(model: bytes) -> bytes:

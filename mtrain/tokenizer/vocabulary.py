@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor
 
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
-from mtrain.tokenizer.model_file import types_of_pieces
+from mtrain.tokenizer.model_file import has_rules, types_of_pieces
 
 SPACE = "\u2581"  # how SentencePiece represents a space
 _USER_DEFINED = 4  # a type of pieces in a SentencePiece model
@@ -155,6 +155,10 @@ class Vocabulary:
             return re.compile(rf"\A{_TAG.pattern}", _TAG.flags)
         return pattern_of([self.pieces[i] for i in self.symbols])
 
+    def normalizer(self) -> SentencePieceNormalizer | None:
+        """How texts are normalized before they are segmented; see `make_normalizer`."""
+        return make_normalizer(model=self.processor.serialized_model_proto())
+
     def scores(self) -> list[float]:
         """The score of each piece in SentencePiece's model; 0 if it was not learned."""
         scores: list[float] = self.processor.get_score(self.processor.piece_to_id(self.pieces))
@@ -164,6 +168,19 @@ class Vocabulary:
         """The ids of <unk> and of byte pieces, which stand for text that no piece was learned for."""
         known = self.processor.piece_to_id(self.pieces)
         return {self.special.unk} | {i for i, piece in enumerate(known) if self.processor.is_byte(piece)}
+
+
+def make_normalizer(rule: str | None = None, model: bytes | None = None) -> SentencePieceNormalizer | None:
+    """SentencePiece's normalizer of characters with the name `rule`, or of a serialized model. It leaves runs
+    and ends of spaces as they are. None if it changes nothing."""
+    normalizer = SentencePieceNormalizer(
+        rule_name=rule,
+        model_proto=model,
+        add_dummy_prefix=False,
+        escape_whitespaces=False,
+        remove_extra_whitespaces=False,
+    )
+    return normalizer if has_rules(normalizer.serialized_normalizer_spec()) else None
 
 
 def pattern_of(symbols: Sequence[str]) -> re.Pattern[str] | None:

@@ -13,6 +13,7 @@ from mtrain.checkpoint.state import TrainState
 from mtrain.device import release_cached_memory
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DivergedError, ModelError
+from mtrain.evaluation.metrics import TITLES
 from mtrain.model.build import AnyModel
 from mtrain.training.records.best_model import publish_best
 from mtrain.training.records.progress import Progress
@@ -73,14 +74,16 @@ class ModelSelection:
             validator = ClassifierValidator
         self.validator = validator(run.data, run.config, run.tokenizer, state.micro_batch_tokens, ranks)
         self.failures = 0  # in a row
-        metric = run.config.training.best_metric
-        if metric != self.validator.leading_metric:
-            log.info("chrF selects the best model: BLEU is 0 if no validation reference has four tokens")
+        leading, reason = self.validator.leading_metric, self.validator.reason
+        why = f": {reason}" if reason else ""
+        log.info("%s selects the best model%s", TITLES.get(leading, leading), why)
+        configured = run.config.training.best_metric
+        self.recorded_metric = leading if configured == "auto" else configured
         # Earlier versions recorded one score, with the sign of `_value_of`.
         if state.best_score is not None:
-            state.best_scores.setdefault(metric, abs(state.best_score))
+            state.best_scores.setdefault(self.recorded_metric, abs(state.best_score))
         if state.initial_score is not None:
-            state.initial_scores.setdefault(metric, abs(state.initial_score))
+            state.initial_scores.setdefault(self.recorded_metric, abs(state.initial_score))
 
     def validate(self, saved: Callable[[], bool], last: bool = False) -> None:
         """Validate the weights or their average, if a validation is due, and publish the best weights so far.
@@ -227,6 +230,7 @@ class ModelSelection:
             outcome.validations_without_improvement += 1
         if is_best:
             outcome.best_step, outcome.best_alignment_layer = state.step, layer
+            outcome.best_metric = self.validator.leading_metric
             outcome.best_score, outcome.best_scores = self._value_of(scores), compared
         if saved:
             record_validation(self.run_dir, outcome)
@@ -246,8 +250,8 @@ class ModelSelection:
             log.warning(message, *values)
 
     def _value_of(self, scores: Scores | ClassifierScores) -> float:
-        """The score of `training.best_metric`; higher is better."""
-        metric = self.config.training.best_metric
+        """The score of the recorded metric; higher is better."""
+        metric = self.recorded_metric
         value: float = -scores.nll if metric == "nll" else getattr(scores, metric)
         return value
 

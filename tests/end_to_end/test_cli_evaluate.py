@@ -122,8 +122,9 @@ def test_hypotheses_are_scored_without_a_model(mtrain, run_dir, corpus):
     alone, with_model = mtrain("evaluate", *files), mtrain("evaluate", run_dir, *files)
     assert alone == with_model and alone[0] == 0 and alone[1].startswith("train.en (8 sentences)\n")
     assert "tok:13a" in alone[1]
-    code, out, _ = mtrain("evaluate", *files, "--metrics", "bleu", "--bleu-tokenize", "char", "--lowercase")
-    assert code == 0 and "tok:char" in out and "case:lc" in out
+    options = ["--metrics", "bleu", "--bleu-tokenize", "char", "--lowercase"]
+    code, out, err = mtrain("evaluate", *files[:-1], *options)
+    assert code == 0 and "tok:char" in out and "case:lc" in out and "tokenizer: char (--bleu-tokenize)" in err
 
 
 def test_the_language_of_hypotheses_is_that_of_a_model_whose_weights_are_not_read(
@@ -137,6 +138,8 @@ def test_the_language_of_hypotheses_is_that_of_a_model_whose_weights_are_not_rea
     for model, tokenizer in ((model_copy, "13a"), (run_copy, "13a"), (checkpoint, "zh")):
         code, out, err = mtrain("evaluate", model, *files)
         assert code == 0 and f"tok:{tokenizer}" in out, err
+        language = "zh" if tokenizer == "zh" else "de"
+        assert err.count(f"BLEU tokenizer: {tokenizer} (target language {language})") == 1
     shutil.rmtree(run_copy / "model")  # as before the first validation
     assert "tok:zh" in mtrain("evaluate", run_copy, *files)[1]
     for model, message in ((tmp_path / "none", "no such model"), (corpus, "not a run or model folder")):
@@ -398,7 +401,7 @@ def test_files_are_complete_although_the_reader_of_stdout_exits(systems):
     job = ["evaluate", *files, "--sentence-scores", "scores.tsv", "--html", "page.html"]
     code, _, err = run_forked(*job, stdout=writer)
     os.close(writer)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "BLEU tokenizer: 13a (the target language is not known)\n")
     assert len((systems / "scores.tsv").read_text().splitlines()) == 25
     assert (systems / "page.html").read_text().endswith("</html>\n")
 

@@ -330,7 +330,8 @@ def test_its_defaults_are_those_of_a_classifier(make, make_config):
     assert config.data.corruptions is not None and config.data.corruptions.misaligned == 1
     sizes = make(model={"preset": "micro", "decoder_layers": 0}).model
     assert (sizes.encoder_layers, sizes.decoder_layers) == (1, 0)  # as given
-    assert make_config().training.best_metric == "bleu"
+    assert make(training={"best_metric": "auto"}).training.best_metric == "auc"
+    assert make_config().training.best_metric == "auto"
 
 
 def test_all_kinds_at_zero_are_an_error(make):

@@ -1,6 +1,7 @@
 """How `mtrain evaluate` prints and writes scores."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from mtrain.evaluation.evaluate import Output, TestSet
     from mtrain.evaluation.lengths import LengthBucket
     from mtrain.evaluation.metrics import MetricScore
+
+
+log = logging.getLogger(__name__)
 
 
 class Outputs(NamedTuple):
@@ -98,9 +102,10 @@ def report_results(
     """Score translations into a language, if it is known, print the scores of each test set as soon as they
     are known, and write the files."""
     from mtrain.evaluation.comet import Comet, CometProcess
+    from mtrain.evaluation.metrics import explain_tokenizer
     from mtrain.progress_bar import waiting_for
 
-    report, results = {}, []
+    report, results, explained = {}, [], set[str]()
     with ExitStack() as stack:
         process = stack.enter_context(CometProcess(metrics.comet, metrics.comet_model, metrics.gpus))
         table = None
@@ -109,8 +114,13 @@ def report_results(
         rows = []
         for each in evaluated:
             comet = partial(Comet, process, each.test.sources)
+            target_lang = each.test.target_lang(language)
             with waiting_for(f"{each.test.name}: scoring"):
-                result = _score(each, metrics.make(each.test.target_lang(language), comet), outputs)
+                result = _score(each, metrics.make(target_lang, comet), outputs)
+            explanation = explain_tokenizer(metrics.bleu_tokenize, target_lang, each.test.references[0])
+            if "bleu" in metrics.names and explanation not in explained:
+                explained.add(explanation)
+                log.info("BLEU tokenizer: %s", explanation)
             report[each.test.name] = result.as_json()
             scores = (f"{score.score:.{_digits(score.metric)}f}" for score in result.scores)
             rows.append([each.test.name, *scores])

@@ -106,10 +106,11 @@ class TrainingConfig(Section):
         "the best one",
     )
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
-    best_metric: Literal["bleu", "chrf", "nll", "auc"] = Field(
-        "bleu",
-        description="validation metric that selects the best model; chrF, then nll, break ties; auc: for "
-        "pair classifiers, and their default",
+    best_metric: Literal["auto", "bleu", "chrf", "nll", "auc"] = Field(
+        "auto",
+        description="validation metric that selects the best model; auto: chrf if a target language is "
+        "written without spaces between words, otherwise bleu; chrF, then nll, break ties; auc: for pair "
+        "classifiers, and their default",
     )
     patience: PositiveInt | None = Field(
         10, description="validations without improvement after which training ends; null: never"

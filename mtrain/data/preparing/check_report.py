@@ -2,6 +2,7 @@
 
 import json
 import logging
+import unicodedata
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -169,6 +170,9 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
         about = "about " if findings.duplicates_error else ""
         share = findings.duplicates / usable
         yield f"{about}{findings.duplicates:,} training pairs ({share:.1%}) are duplicates"
+    if "target" in findings.changes:
+        changes = _count_changes(findings, "target", ", which the model can never write")
+        yield f"{changes}; only tokenizer.normalization: identity keeps them"
     unknown = max(findings.segmentation.unknown) if findings.segmentation else 0
     if unknown > _MANY:
         yield f"{unknown:.1%} of the tokens of one side are unknown or bytes"
@@ -192,6 +196,8 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
         where = f": {', '.join(suspicious.places)}" if suspicious.places else ""
         more = ", ..." if suspicious.count > len(suspicious.places) else ""
         lines.append(f"pairs with {kind}: {suspicious.count:,}{where}{more}")
+    if "source" in findings.changes:  # the targets are warned of
+        lines.append(_count_changes(findings, "source"))
     if (segmentation := findings.segmentation) is not None:
         per_word, unknown = segmentation.tokens_per_word, segmentation.unknown
         lines += [
@@ -203,6 +209,37 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
     lines += ["", *(f"warning: {warning}" for warning in warnings)]
     lines.append(f"result: {_count(warnings)}")
     return "\n".join(lines)
+
+
+def _count_changes(findings: Findings, side: str, effect: str = "") -> str:
+    """How many characters of a side are normalized, with examples."""
+    changes = findings.changes[side]
+    shown = [f"{_show_change(*change)} ({times:,})" for *change, times in changes.examples]
+    if changes.count > sum(times for *_, times in changes.examples):
+        shown.append("...")
+    characters = f"{changes.count:,} {side} character{'s' * (changes.count > 1)}"
+    return f"normalization changes {characters}{effect}: {', '.join(shown)}"
+
+
+def _show_change(before: str, after: str) -> str:
+    if unicodedata.normalize("NFC", before) == unicodedata.normalize("NFC", after):  # they look the same
+        codes = (" ".join(map(_code_point, text)) for text in (before, after))
+        return f"{before} {' → '.join(codes)}"
+    return f"{_show_text(before)} → {_show_text(after)}"
+
+
+def _show_text(text: str) -> str:
+    """A text; the code points and names of its characters if some of them cannot be seen."""
+    if text in ("", " "):
+        return "a space" if text else "nothing"
+    if text.isprintable() and not unicodedata.category(text[0]).startswith("M"):
+        return text
+    names = (f"{_code_point(character)} {unicodedata.name(character, '')}" for character in text)
+    return " ".join(name.rstrip() for name in names)
+
+
+def _code_point(character: str) -> str:
+    return f"U+{ord(character):04X}"
 
 
 def _lines_of_set(findings: Findings, name: str) -> Iterator[str]:

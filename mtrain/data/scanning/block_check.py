@@ -1,5 +1,6 @@
 """Checks a block of training pairs: what can be found without the other blocks."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice, pairwise, repeat
 from operator import eq
@@ -7,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from sentencepiece import SentencePieceNormalizer
 
 from mtrain.data.reading.blocks import Block
 from mtrain.data.reading.records import count_signs
 from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
+from mtrain.data.scanning.normalization import Change, ChangeCounter
 from mtrain.data.scanning.sides import Shift, find_shifts
 from mtrain.data.text.hashes import common
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
@@ -48,6 +51,7 @@ class BlockFindings(NamedTuple):
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
+    changes: tuple[Counter[Change], ...]  # by normalization, of source and target
     shifts: list[Shift]
     excerpts: list[Excerpt]
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
@@ -56,17 +60,26 @@ class BlockFindings(NamedTuple):
 
 
 Scripts = Sequence[Sequence[Sequence[str]]]  # of the sides of each corpus
+Normalizers = Sequence[SentencePieceNormalizer | None]  # of source and target; None changes nothing
 
 
 class BlockCheck:
     """Checks blocks of training pairs."""
 
-    def __init__(self, scripts: Scripts, evaluation_hashes: PairHashes, keep_source_hashes: bool):
+    def __init__(
+        self,
+        scripts: Scripts,
+        evaluation_hashes: PairHashes,
+        keep_source_hashes: bool,
+        normalizers: Normalizers,
+    ):
         """`scripts` are the expected scripts of the sources and targets of each corpus, none if they are not
         known. `evaluation_hashes` are the sorted hashes of the validation and test sets. With
-        `keep_source_hashes`, the findings contain the hashes of all sources."""
+        `keep_source_hashes`, the findings contain the hashes of all sources. `normalizers` are the ones that
+        the tokenizer will apply."""
         self.scripts, self.evaluation_hashes = scripts, evaluation_hashes
         self.keep_source_hashes = keep_source_hashes
+        self._counters = [None if each is None else ChangeCounter(each) for each in normalizers]
         distinct = {tuple(expected) for sides in scripts for expected in sides if expected}
         self._filters = {expected: ScriptFilter(*expected) for expected in distinct}
 
@@ -80,6 +93,7 @@ class BlockCheck:
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
         extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
+        sides = zip(self._counters, (sources, targets), strict=True)
         return BlockFindings(
             usable=len(sources),
             empty=len(block.sources) - len(sources),
@@ -88,6 +102,7 @@ class BlockCheck:
             lengths=(count_words(sources), count_words(targets)),
             ratios=_histogram(ratios, RATIO_BINS),
             suspicious=self._suspicious(usable, corpus, np.flatnonzero(extreme).tolist()),
+            changes=tuple(counter.count(texts) if counter else Counter() for counter, texts in sides),
             shifts=find_shifts(unfiltered),
             excerpts=[*_excerpts_of(usable)],
             quotes=count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),

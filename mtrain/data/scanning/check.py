@@ -26,13 +26,16 @@ from mtrain.data.scanning.block_check import (
     RATIO_BINS,
     BlockCheck,
     BlockFindings,
+    Normalizers,
     first_errors,
 )
 from mtrain.data.scanning.leaks import Leak, LeakFinder
+from mtrain.data.scanning.normalization import Change
 from mtrain.data.scanning.sides import CorpusSides, Shift, find_shifts
 from mtrain.data.text.writing_systems import main_script
 from mtrain.tokenizer.tokenizer import Tokenizer
 
+SIDES = ("source", "target")
 SCRIPT_PAIRS = 1000  # the first pairs of the corpus, which determine its scripts
 DISTINCT = 4_000_000  # pairs whose hashes are kept, of 8 bytes each; the duplicates of more are estimated
 
@@ -65,6 +68,19 @@ class Segmentation:
 
 
 @dataclass
+class Changes:
+    """The characters of one side of the training pairs that the tokenizer's normalization changes."""
+
+    count: int
+    examples: list[tuple[str, str, int]]  # the most frequent: before, after, how often
+
+    @classmethod
+    def of(cls, counts: Counter[Change]) -> "Changes":
+        """The changes with these numbers of occurrences."""
+        return cls(counts.total(), [(*change, count) for change, count in counts.most_common(PLACES)])
+
+
+@dataclass
 class Findings:
     """The result of a check."""
 
@@ -85,6 +101,7 @@ class Findings:
     quoted: list[str] = field(default_factory=list)  # TSV files whose fields seem to be in quotes
     # The first unreadable pairs of each set, with reasons.
     unreadable: dict[str, list[str]] = field(default_factory=dict)
+    changes: dict[str, Changes] = field(default_factory=dict)  # by side, if there are any
 
 
 class DataCheck:
@@ -116,15 +133,16 @@ class DataCheck:
         # By training corpus, and at the end of other sets; also aligned pairs between them.
         self._shifts: list[list[Shift]] = [[] for _ in (*data.train, "others")]
         self._sides = [CorpusSides() for _ in data.train]
+        self._changes = {side: Counter[Change]() for side in SIDES}
         self._quotes = defaultdict[str, Counter[str]](Counter)  # by TSV file that is read without `quotes`
         self._duplicates = DuplicateCounter(DISTINCT)
         sets = {name: self._usable(corpora, name, digests) for name, corpora in evaluation_sets.items()}
         self._leaks = LeakFinder(sets, self._holds_out, folder)
 
-    def block_check(self, first: Sequence[Block]) -> BlockCheck:
+    def block_check(self, first: Sequence[Block], normalizers: Normalizers) -> BlockCheck:
         """A check of blocks whose findings can be added. `first` are the usable pairs of the first
         blocks, about SCRIPT_PAIRS. Corpora of the same languages as the first one should have the scripts of
-        these pairs, others the scripts of their languages."""
+        these pairs, others the scripts of their languages. For `normalizers`, see `BlockCheck`."""
         pairs = [pair for block in first for pair in zip(*block[:2], strict=True)][:SCRIPT_PAIRS]
         source, target = (main_script(pair[side] for pair in pairs) for side in (0, 1))
         self._found.scripts = source, target
@@ -132,7 +150,7 @@ class DataCheck:
         known = {each: (*map(scripts_of_language, each),) for each in directions}
         known[directions[0]] = (source,) if source else (), (target,) if target else ()
         scripts = [known[each] for each in directions]
-        return BlockCheck(scripts, self._leaks.evaluation_hashes(), keep_source_hashes=self._holds_out)
+        return BlockCheck(scripts, self._leaks.evaluation_hashes(), self._holds_out, normalizers)
 
     def add(self, block: BlockFindings, corpus: int) -> None:
         """Add the findings about the next block, which is of the training corpus with this index. Raises
@@ -145,6 +163,8 @@ class DataCheck:
         _add_first(found.unreadable["train"], block.unreadable)
         self._add_signs(self._data.train[corpus], block.quotes)
         self._add_shifts(corpus, block.shifts)
+        for total, changes in zip(self._changes.values(), block.changes, strict=True):
+            total.update(changes)
         for excerpt in block.excerpts:
             self._sides[corpus].add(*excerpt)
         for sums, counts in zip((*found.lengths, found.ratios), (*block.lengths, block.ratios), strict=True):
@@ -174,6 +194,7 @@ class DataCheck:
         if len(found.corpora) == 1 or repeated:
             found.corpora = {}
         found.shifts = [shift for shift in chain.from_iterable(self._shifts) if shift.lines != 0]
+        found.changes = {side: Changes.of(counts) for side, counts in self._changes.items() if counts}
         found.quoted = [file for file, signs in self._quotes.items() if show_csv(signs)]
         found.unreadable = {name: places for name, places in found.unreadable.items() if places}
         return found

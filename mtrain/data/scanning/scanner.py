@@ -8,7 +8,7 @@ results of all blocks.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -25,7 +25,7 @@ from mtrain.data.pairs.rejections import EMPTY, Rejections
 from mtrain.data.reading.blocks import BLOCK, Block, RawBlock, parse_block, read_blocks, refuse_unless_skipped
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
-from mtrain.data.scanning.block_check import BlockCheck, BlockFindings
+from mtrain.data.scanning.block_check import BlockCheck, BlockFindings, Normalizers
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
 from mtrain.data.scanning.samples import (
     BlockSample,
@@ -131,15 +131,18 @@ class CorpusScanner:
         strict: bool = True,
         workers: int | None = None,
         for_tokenizer: bool = True,
+        normalizers: Callable[[], Normalizers] | None = None,
     ):
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
         `data.bad_lines` is `skip`. Temporary files are written to `folder`. The result does not depend on
         the number of `workers`, the processes that scan the text; None is one for each core if the corpora
-        are large. Without `for_tokenizer`, the sample of the text is only large enough for a check."""
+        are large. Without `for_tokenizer`, the sample of the text is only large enough for a check.
+        `normalizers` returns the ones that the tokenizer will apply, whose changes are to be counted."""
         self.files, self.data = files, files.data
         self.seed, self.checks = seed, check
         self._folder, self._strict = folder, strict
         self._workers, self._for_tokenizer = workers, for_tokenizer
+        self._normalizers = normalizers
 
     @cached_property
     def result(self) -> ScanResult:
@@ -157,7 +160,8 @@ class CorpusScanner:
         workers = self._workers or (count_cores() if is_large else 1)
         blocks = self._blocks(by_range=workers > 1)
         first, usable = self._read_first(blocks) if check else ([], [])
-        block_check = check.block_check(usable) if check else None
+        normalizers = self._normalizers() if check and self._normalizers else (None, None)
+        block_check = check.block_check(usable, normalizers) if check else None
         make_scanner = partial(BlockScanner, data, self.seed, self._strict, held_out, block_check)
         tasks = (ScanTask(i, raw, text.threshold, holdout.max_digest) for i, raw in chain(first, blocks))
         size, read = _size_of_text(data.train), 0

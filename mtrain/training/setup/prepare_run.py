@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from mtrain.training.setup.run_folder import locked_run_folder, open_run, record
 from mtrain.training.setup.tokenizer import (
     learns_tokenizer,
     prepare_tokenizer,
+    tokenizer_normalizers,
     vocab_size_choice,
     vocab_size_is_automatic,
     with_learned_vocab_size,
@@ -116,7 +118,10 @@ def prepare_run(
     adapt_vocab_size = vocab_size_is_automatic(config)
     with locked_unless_complete(folder):
         for_tokenizer = learns_tokenizer(config)
-        scanner = make_scanner(config.data, folder, config.seed, config.data.check, workers, for_tokenizer)
+        normalizers = partial(tokenizer_normalizers, config)
+        scanner = make_scanner(
+            config.data, folder, config.seed, config.data.check, workers, for_tokenizer, normalizers
+        )
         config, initial_model, saved = resolve_config(config, scanner, speed=speed)
         require_exports(config)
         checkpoint = open_run(config, saved, resume, allow_data_change)

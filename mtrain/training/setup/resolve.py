@@ -84,8 +84,9 @@ def resolve_config(
 def _settings_of_run(config: Config, saved: Config) -> Values:
     """The settings of a run that its config need not repeat, from the `saved` config of the run."""
     values = saved.model_dump(mode="json")
+    kept = ("learning_rate", "warmup_steps", "best_metric")
     inherited: Values = {
-        "training": {key: values["training"][key] for key in ("learning_rate", "warmup_steps")},
+        "training": {key: values["training"][key] for key in kept},
         "tokenizer": {"normalization": saved.tokenizer.normalization},
     }
     if config.training.init_from is not None:

@@ -14,6 +14,7 @@ from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner
 from mtrain.data.preparing.inputs import describe_data
 from mtrain.data.rewriting.augment import Side, with_cases
+from mtrain.data.scanning.block_check import Normalizers
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CURE, DataFolder, shared_tokenizer
 from mtrain.errors import ModelError, UsageError
@@ -22,7 +23,7 @@ from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import Sentences, train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.tokenizer.vocabulary import pattern_of
+from mtrain.tokenizer.vocabulary import make_normalizer, pattern_of
 from mtrain.training.setup.resolve import find_tokenizer, resolve_config, tokenizer_settings
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 
@@ -191,3 +192,13 @@ def existing_tokenizer(config: Config) -> Tokenizer | None:
     if folder is None and config.tokenizer.path is not None:
         folder = tokenizer_folder(Path(config.tokenizer.path))
     return None if folder is None else Tokenizer(folder)
+
+
+def tokenizer_normalizers(config: Config) -> Normalizers:
+    """The normalizers of the sides of a run's tokenizer, also if it is yet to be learned. `config` need not
+    be resolved."""
+    reused = config.tokenizer.path or config.training.init_from
+    if reused is None:
+        return [make_normalizer(config.tokenizer.normalization)] * 2
+    tokenizer = Tokenizer(find_tokenizer(config) or tokenizer_folder(Path(reused)))
+    return [side.normalizer() for side in (tokenizer.source, tokenizer.target)]

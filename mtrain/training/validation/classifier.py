@@ -60,6 +60,7 @@ class ClassifierValidator:
         self.ranks = ranks
         self.precision = config.training.precision
         self.leading_metric = config.training.best_metric  # selects the best model
+        self.reason = ""  # as configured
         self.trained = {kind for kind, share in config.data.corruptions if share}
         self._examples: dict[str, list[tuple[int, int]]] = {}  # by kind: the good and the bad sequence
         self._sequences = self._make_examples(data.validation, tokenizer, config.data.max_length)

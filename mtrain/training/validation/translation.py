@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import compress
 from statistics import fmean
 from typing import NamedTuple
@@ -11,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mtrain.config.languages import Direction, changed_bleu_tokenizers
+from mtrain.config.languages import Direction, changed_bleu_tokenizers, has_spaces
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import make_batch
 from mtrain.data.epochs.packed_batch import AnyBatch
 from mtrain.data.prepare import PreparedData
+from mtrain.data.text.writing_systems import main_script
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import Ensemble
@@ -86,17 +86,27 @@ class Validator:
         # The other search settings come from the `decoding` section.
         search = {"beam_size": config.training.validation_beam_size, "samples": None, "mbr": None}
         self.decoding = config.decoding.model_copy(update=search)
+        self.leading_metric, self.reason = self._choose_metric()
         self.batches = self._encode(micro_batch_tokens)
 
-    @cached_property
-    def leading_metric(self) -> str:
-        """The metric that selects the best model: `training.best_metric`, but chrF instead of BLEU if no
-        reference has four tokens. Then even the BLEU of perfect translations is 0."""
+    def _choose_metric(self) -> tuple[str, str]:
+        """The metric that selects the best model, and the reason if it is chrF although that is not
+        configured. `auto` is chrF if a target language does not separate words: its BLEU depends on how a
+        tokenizer divides the text. BLEU becomes chrF if no reference has four tokens: then even the BLEU of
+        perfect translations is 0."""
         metric = self.config.training.best_metric
+        directions = dict.fromkeys(self.directions)
+        if metric == "auto":
+            for direction in directions:
+                if not has_spaces(direction.target, main_script(self._of(direction, self.references))):
+                    return "chrf", f"{direction.target} is written without spaces between words"
+            metric = "bleu"
         if metric != "bleu" or any(len(text.split()) >= 4 for text in self.references):
-            return metric
-        perfect = (self._bleu_and_chrf(each, self.references) for each in dict.fromkeys(self.directions))
-        return metric if any(bleu for bleu, _ in perfect) else "chrf"
+            return metric, ""
+        perfect = (self._bleu_and_chrf(each, self.references) for each in directions)
+        if any(bleu for bleu, _ in perfect):
+            return metric, ""
+        return "chrf", "BLEU is 0 if no validation reference has four tokens"
 
     def fingerprint(self) -> str:
         """SHA-256 of the pairs, the vocabulary and the search settings.
@@ -141,11 +151,13 @@ class Validator:
 
     def _bleu_and_chrf(self, direction: Direction, translations: list[str]) -> tuple[float, float]:
         """BLEU and chrF of the translations of one direction, given the translations of all."""
-        chosen = [each == direction for each in self.directions]
-        hypotheses = list(compress(translations, chosen))
-        references = list(compress(self.references, chosen))
+        hypotheses, references = (self._of(direction, texts) for texts in (translations, self.references))
         bleu, chrf = score(hypotheses, [references], self.metrics[direction.target])
         return bleu.score, chrf.score
+
+    def _of(self, direction: Direction, texts: Sequence[str]) -> list[str]:
+        """The texts of one direction, given those of all pairs."""
+        return list(compress(texts, (each == direction for each in self.directions)))
 
     def share(self, model: AnyModel) -> JsonValue:
         """The summed negative log-likelihood and the translations of the pairs of this rank. The model is in

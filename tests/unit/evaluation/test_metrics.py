@@ -10,7 +10,7 @@ import sacrebleu
 
 from mtrain.config.languages import bleu_tokenizer
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.metrics import make_metrics, score, score_sentences
+from mtrain.evaluation.metrics import explain_tokenizer, make_metrics, score, score_sentences
 
 HYPOTHESES = ["Der Hund rennt.", "Eine Katze", "Zwei Frauen reden heute ."]
 REFERENCES = ["Der Hund rennt im Park.", "Eine Katze schläft.", "zwei Frauen reden ."]
@@ -52,6 +52,30 @@ LANGUAGES = {
 @pytest.mark.parametrize(("language", "tokenizer"), LANGUAGES.items())
 def test_the_target_language_selects_the_tokenizer(language, tokenizer):
     assert bleu_tokenizer(language) == tokenizer
+
+
+@pytest.mark.parametrize(
+    ("given", "language", "reference", "explanation"),
+    [
+        (None, "de", "Ein Hund.", "13a (target language de)"),
+        (None, "zh", "一只狗。", "zh (target language zh)"),
+        (None, None, "Ein Hund.", "13a (the target language is not known)"),
+        ("intl", "zh", "一只狗。", "intl (--bleu-tokenize)"),
+        (None, "th", "สุนัข", "char (target language th; words are not separated by spaces, so rely on chrF)"),
+        (
+            None,
+            "hak",
+            "狗仔",
+            "13a (target language hak; words are not separated by spaces, so rely on chrF)",
+        ),
+        (
+            *(None, None, "一只狗。"),
+            "13a (the target language is not known; words are not separated by spaces, so rely on chrF)",
+        ),
+    ],
+)
+def test_the_choice_of_the_tokenizer_is_explained(given, language, reference, explanation):
+    assert explain_tokenizer(given, language, [reference]) == explanation
 
 
 def test_without_a_language_the_tokenizer_is_the_default_of_sacrebleu():

@@ -144,6 +144,50 @@ def test_chrf_leads_if_no_reference_has_four_tokens(
     assert published_step(run) == best and ("chrF selects the best model" in caplog.text) == (best == 2)
 
 
+@pytest.mark.parametrize(
+    ("target_lang", "reference", "metric", "best"),
+    [
+        ("de", "ein Hund läuft hier herum", "auto", "BLEU"),
+        ("zho_Hant", "狗在這裡跑來跑去", "auto", "chrF: zho_Hant is written without spaces between words"),
+        ("th", "สุนัขวิ่งอยู่ที่นี่", "auto", "chrF: th is written without spaces between words"),
+        ("th", "สุนัขวิ่งอยู่ที่นี่", "bleu", "BLEU"),
+        ("th", "สุนัขวิ่งอยู่ที่นี่", "nll", "nll"),
+        # The code does not tell the script, so the references do.
+        ("hak", "狗仔在這裡走來走去", "auto", "chrF: hak is written without spaces between words"),
+        ("hak", "Kiéu-é chhai yá-piên cháu", "auto", "BLEU"),
+    ],
+)
+def test_chrf_selects_the_best_model_if_words_are_not_separated(
+    make_config, mtrain, tmp_path, scripted_scores, caplog, target_lang, reference, metric, best
+):
+    (tmp_path / "v.en").write_text("a dog runs around here\n")
+    (tmp_path / "v.target").write_text(f"{reference}\n", encoding="utf-8")
+    validation = {"source": str(tmp_path / "v.en"), "target": str(tmp_path / "v.target")}
+    data = {"target_lang": target_lang, "validation": validation}
+    scripted_scores(scored(3, 41, 60), scored(2, 40, 61), scored(1, 39, 59))
+    caplog.set_level("INFO")
+    config = make_config(data=data, training={**EACH_STEP, "max_steps": 3, "best_metric": metric})
+    run = fit_on_cpu(config)
+    title, _, reason = best.partition(": ")
+    assert published_step(run) == {"BLEU": 1, "chrF": 2, "nll": 3}[title]
+    assert f"{title} selects the best model{reason and f': {reason}'}\n" in caplog.text
+    assert read_progress(run, config.training).best_metric == title.lower()
+    assert f"selected by {title}: nll" in mtrain("info", run)[1]
+
+
+def test_a_run_keeps_the_metric_that_selects_its_best_model(make_config, scripted_scores):
+    """Before there was `auto`, the default was BLEU."""
+    data = {"target_lang": "zh"}
+    scripted_scores(scored(3, 41, 60), scored(2, 40, 61), scored(1, 42, 59))
+    run = fit_on_cpu(make_config(data=data, training={**EACH_STEP, "max_steps": 1, "best_metric": "bleu"}))
+    forget(run, "best_metric")
+    assert read_progress(run, None).best_metric is None
+    fit_on_cpu(make_config(data=data, training={**EACH_STEP, "max_steps": 2}))
+    assert published_step(run) == 1
+    fit_on_cpu(make_config(data=data, training={**EACH_STEP, "max_steps": 3}))
+    assert published_step(run) == 3
+
+
 def forget(run: Path, *names: str) -> None:
     """Remove values from the states of a run, which earlier versions did not record."""
     for folder in checkpoint_folders(run):

@@ -23,6 +23,7 @@ from mtrain.data.scanning.leaks import Leak
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
+from mtrain.training.setup.prepare_run import prepare_only
 from mtrain.training.setup.tokenizer import tokenize
 
 GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
@@ -365,6 +366,48 @@ def test_fit_checks_the_data_before_it_first_encodes_it(corpora, caplog):
         assert caplog.text.count("data: LEAK: 2 of the 2 sources of validation") == expected
         cost = r"data: read and checked 200 pairs in [\d.]+ m?s \([\d,]+ pairs/s\), 1 warning"
         assert len(re.findall(cost, caplog.text)) == expected
+
+
+def test_characters_that_normalization_changes_are_listed(corpora, mtrain, tmp_path):
+    lines = [("10\u00a0m²", "一，二，"), ("می\u200cخواهم", "e\u0301\ufeff"), ("é", "\u0958ทำ½")]
+    config = tmp_path / "normalized.yaml"
+    settings = corpora([*GOOD, *lines]).model_dump(mode="json", exclude_unset=True)
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+
+    def check(rule: str, *options: str) -> str:
+        code, out, err = mtrain("check", config, "--set", f"tokenizer.normalization={rule}", *options)
+        assert code == 0, err
+        return out
+
+    found = json.loads(check("nmt_nfkc", "--json"))
+    assert found["changes"]["source"] == {
+        "count": 3,
+        "examples": [["\u00a0", " ", 1], ["²", "2", 1], ["\u200c", " ", 1]],
+    }
+    assert found["warnings"][-1] == (
+        "normalization changes 7 target characters, which the model can never write: ， → , (2), "
+        "e\u0301 U+0065 U+0301 → U+00E9 (1), U+FEFF ZERO WIDTH NO-BREAK SPACE → a space (1), "
+        "\u0958 U+0958 → U+0915 U+093C (1), "
+        "ำ → U+0E4D THAI CHARACTER NIKHAHIT U+0E32 THAI CHARACTER SARA AA (1), ...; "
+        "only tokenizer.normalization: identity keeps them"
+    )
+    shown = "U+00A0 NO-BREAK SPACE → a space (1), ² → 2 (1), U+200C ZERO WIDTH NON-JOINER → a space (1)"
+    assert f"normalization changes 3 source characters: {shown}\n" in check("nmt_nfkc")
+    assert "normalization" not in check("identity") and not json.loads(check("identity", "--json"))["changes"]
+
+
+@pytest.mark.parametrize(("rule", "count"), [("nfkc", 1), ("identity", 0)])
+def test_the_normalization_of_a_reused_tokenizer_counts(corpora, caplog, tmp_path, rule: str, count: int):
+    config = corpora([*GOOD, ("one…", "one…")])
+    tokenizer = config.tokenizer.model_copy(update={"normalization": rule})
+    tokenize(config.model_copy(update={"tokenizer": tokenizer}))
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    settings |= {"tokenizer": {"path": config.run_dir}, "run_dir": str(tmp_path / "second")}
+    prepare_only(Config.model_validate(settings))
+    message = (
+        "data: normalization changes 1 target character, which the model can never write: … → ... (1); only"
+    )
+    assert caplog.text.count(message) == count
 
 
 def test_the_command_prints_a_report_or_json(mtrain, config_file):

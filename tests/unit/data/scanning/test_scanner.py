@@ -20,11 +20,13 @@ from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning import samples
 from mtrain.data.scanning import scanner as scan
-from mtrain.data.scanning.check import PairCounts
+from mtrain.data.scanning.block_check import Normalizers
+from mtrain.data.scanning.check import Changes, PairCounts
 from mtrain.data.scanning.samples import TextSample, sample_block
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, StorageError
 from mtrain.storage import temporary
+from mtrain.tokenizer.vocabulary import make_normalizer
 from tests.support.corpora import block_of, corpus
 from tests.support.encoding import TOY, config, write
 
@@ -173,7 +175,7 @@ def various_corpora(folder: Path) -> list[dict[str, str]]:
     write(folder / "part-2.tsv", [*TOY, *odd, *TOY[:40]])
     table = pa.table({"en": [source for source, _ in TOY], "fr": [target for _, target in TOY]})
     pq.write_table(table, folder / "t.parquet")
-    (folder / "t.jsonl").write_text('{"en": "line\\nbreak", "fr": "a"}\n{"en": 1}\n' * 20, encoding="utf-8")
+    (folder / "t.jsonl").write_text('{"en": "line\\nbreak", "fr": "a…"}\n{"en": 1}\n' * 20, encoding="utf-8")
     fields = {"source_field": "en", "target_field": "fr"}
     tables = [{"parquet": str(folder / "t.parquet"), **fields}, {"jsonl": str(folder / "t.jsonl"), **fields}]
     return [{"tsv": str(folder / "part-*.tsv")}, *tables]
@@ -195,8 +197,14 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
     monkeypatch.setattr(samples, "CANDIDATES", 5)
     data = config(tmp_path, various_corpora(tmp_path), validation, test={"news": {"toy": "train"}})
     results = []
+
+    def normalizers() -> Normalizers:
+        return [make_normalizer("nmt_nfkc")] * 2
+
     for workers in (1, 2):
-        scanner = CorpusScanner(RawFiles(data), 1, check=True, strict=False, workers=workers)
+        scanner = CorpusScanner(
+            RawFiles(data), 1, check=True, strict=False, workers=workers, normalizers=normalizers
+        )
         found = scanner.result
         assert 100 < len(found.text) < found.pairs
         results.append(
@@ -206,6 +214,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
     findings = results[0][2]
     assert findings.sets["train"] == PairCounts(usable=664, empty=1, bad=24) and findings.duplicates > 300
     assert findings.leaks["news"].sources == 300
+    assert findings.changes == {"target": Changes(20, [("…", "...", 20)])}
     assert findings.suspicious["a copied source"].places[0] == f"{tmp_path / 'part-2.tsv'}:302"
     assert all(suspicious.count for suspicious in findings.suspicious.values())
 
