@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from mtrain.cli.console import options, terminal
+from mtrain.cli.console.interruption import exit_at_once
 from mtrain.cli.console.output import open_stdout
 from mtrain.cli.translate.translate import load_translator
 from mtrain.errors import MtrainError
@@ -43,7 +44,7 @@ def demo(
 
     with as_file(files("mtrain.cli") / CONFIG) as file:
         config = load_config(file, options.overrides(set_, run_dir=run_dir))
-    fit(config, device=device)
+    fit(config, device=device, on_second_signal=exit_at_once)
     run = Path(config.run_dir)
     translator = load_translator(run, device, ())
     with open_stdout() as out:

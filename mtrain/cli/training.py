@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from mtrain.cli.console import options, terminal
+from mtrain.cli.console.interruption import exit_at_once
 from mtrain.cli.console.output import open_stdout, print_to_stdout
 from mtrain.cli.console.tables import format_scores, format_table
 from mtrain.cli.data import fit_command
@@ -53,7 +54,7 @@ def fit(
     loaded = load_config(config, options.overrides(given, run_dir=run_dir))
     from mtrain.training.fit import fit as fit_model
 
-    fit_model(loaded, resume, device, allow_data_change)
+    fit_model(loaded, resume, device, allow_data_change, exit_at_once)
     if loaded.data.test and read_launch().rank == 0 and not loaded.model.is_classifier:
         try:
             _print_test_scores(Path(loaded.run_dir), device)

@@ -14,6 +14,7 @@ from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.interop.formats import require_exports
 from mtrain.kernels.reproducible import fix_workspaces
+from mtrain.stop_signals import Handler
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare_run import open_prepared_run, prepare_run, require_metrics
@@ -22,7 +23,13 @@ from mtrain.training.signals import StopSignal
 from mtrain.training.trainer import Trainer
 
 
-def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_change: bool = False) -> None:
+def fit(
+    config: Config,
+    resume: str = "auto",
+    device: str = "auto",
+    allow_data_change: bool = False,
+    on_second_signal: Handler | None = None,
+) -> None:
     """Train the model of a config and publish the best weights in `RUN/model`.
 
     If torchrun has started several processes, each is given a device and a share of the work. Rank 0 alone
@@ -30,8 +37,10 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
 
     `resume`: `auto` resumes from the newest valid checkpoint, if there is one; `never` requires a new run
     folder; a path resumes from that checkpoint. When torchrun restarts the processes, it is always `auto`.
-    With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch. Raises the
-    errors of `mtrain.errors`; Interrupted after a stop signal, once the state is saved.
+    With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch.
+    `on_second_signal` handles a second stop signal; by default, the handler that was set before does.
+
+    Raises the errors of `mtrain.errors`; Interrupted after a stop signal, once the state is saved.
     """
     require_torchrun_in_slurm()
     let_cuda_memory_grow()
@@ -52,7 +61,7 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
         require_metrics(config)
         with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
             trainer = make_trainer(config, resume, device, allow_data_change, ranks, folder)
-            with StopSignal() as stop:
+            with StopSignal(on_second_signal) as stop:
                 train(trainer, stop)
 
 

@@ -4,15 +4,16 @@ import signal
 from types import FrameType
 from typing import Self
 
-from mtrain.stop_signals import REPEATED, handle_stop_signals
+from mtrain.stop_signals import REPEATED, Handler, handle_stop_signals
 
 
 class StopSignal:
     """Records a signal that stops the command, so that the loop stops after the current step. A second signal
-    has its usual effect, except for signals that are sent repeatedly."""
+    is handled by `second` or, by default, as before, except for signals that are sent repeatedly."""
 
-    def __init__(self) -> None:
+    def __init__(self, second: Handler | None = None) -> None:
         self.received: signal.Signals | None = None
+        self.second = second
 
     def __enter__(self) -> Self:
         # Shells start background processes with SIGINT ignored.
@@ -22,11 +23,10 @@ class StopSignal:
     def _record(self, number: int, _: FrameType | None) -> None:
         if self.received is None:
             self.received = signal.Signals(number)
-            self._restore(*REPEATED)
+            for other, handler in self.previous.items():
+                if other not in REPEATED:
+                    signal.signal(other, self.second or handler)
 
-    def _restore(self, *kept: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
-            if number not in kept:
-                signal.signal(number, handler)
-
-    __exit__ = _restore
+            signal.signal(number, handler)

@@ -6,6 +6,7 @@ import pty
 import re
 import shutil
 import signal
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from tests.support.cli import handling, start_forked
 from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.processes import wait, wait_until
-from tests.support.faults.saves import Killed, fail_writes
+from tests.support.faults.saves import Killed, fail_writes, save_in_background
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights, with_bleu
 
 
@@ -450,6 +451,31 @@ def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not checkpoint_folders(Path(make_config().run_dir))
+
+
+def test_12_a_second_signal_does_not_wait_for_a_checkpoint_that_is_being_written(
+    config_file, tmp_path, monkeypatch
+):
+    save_in_background(monkeypatch)
+
+    def block(operation: Operation) -> None:
+        if operation.name == "write tensors":
+            (tmp_path / "writing").touch()
+            threading.Event().wait()
+
+    job = ["fit", config_file, "--device", "cpu", "--set", "training.checkpoint_every=1"]
+    with (
+        Path(os.devnull).open("r+") as null,
+        (tmp_path / "stderr").open("w") as log,
+        on_file_operation(block),
+    ):
+        child = start_forked(*job, streams=[null.fileno(), null.fileno(), log.fileno()])
+    assert wait_until(child, (tmp_path / "writing").exists) is None
+    os.kill(child, signal.SIGTERM)
+    os.kill(child, signal.SIGINT)
+    assert wait(child, timeout=20).exit_code in (130, 143)  # either may be handled first
+    assert (tmp_path / "stderr").read_text().splitlines()[-1] in ("stopped by SIGINT", "stopped by SIGTERM")
+    assert not checkpoint_folders(tmp_path / "run")
 
 
 def test_12_sigterm_saves_and_the_next_run_resumes(config_file, tmp_path, make_config):
