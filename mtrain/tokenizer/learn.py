@@ -34,6 +34,7 @@ _UNUSABLE = 4  # candidates in the file for each one that is used: many contain 
 # With `identity`, U+2581 would be a space, because SentencePiece represents spaces by it.
 ESCAPES = {SPACE: "\ufdd0\ufdd1", "\ufdd0": "\ufdd0\ufdd0"}
 _REVERSED = {escape: text for text, escape in ESCAPES.items()}
+_SEEDS = "seed_sentencepieces_file"  # an option
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
 
@@ -98,7 +99,7 @@ def _options(config: TokenizerConfig, sentences: Sentences, folder: Path) -> dic
     if config.type == "unigram":
         file = folder / "seeds.tsv"
         write_seeds(sentences(), config.normalization, _UNUSABLE * _seeds(config.vocab_size), file)
-        options["seed_sentencepieces_file"] = str(file)
+        options[_SEEDS] = str(file)
     return options
 
 
@@ -125,6 +126,10 @@ def _learn_possible(
         except RuntimeError as error:
             message = " ".join(str(error).split())
             required = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)  # the characters
+            if "no pieces are loaded" in message and options.pop(_SEEDS, None):
+                # Only the same long strings occur again, so that all candidates in them are equally good.
+                # SentencePiece then removes all. Its own are only whole strings.
+                continue
             if required is None:
                 # The limit in the message is an estimate, because how much `unigram` prunes depends on the
                 # size. It is tried, and lowered again if it is still too large.

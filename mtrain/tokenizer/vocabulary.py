@@ -96,9 +96,17 @@ class Vocabulary:
     def join(self, rows: list[list[str]]) -> list[str]:
         """The text of each row of pieces, the inverse of `segment` but for normalization."""
         # One row at a time: before 0.2.3, SentencePiece mistook pieces for ids if the first row was empty.
-        texts = (self.processor.decode(row) if row else "" for row in rows)
-        # SentencePiece returns pieces that only a mapping has unchanged, including SPACE.
-        return [text.replace(SPACE, " ").strip(" ") for text in texts]
+        texts = (self.processor.decode(self._readable(row)) if row else "" for row in rows)
+        return [text.strip(" ") for text in texts]
+
+    def _readable(self, pieces: list[str]) -> list[str]:
+        """The pieces, with a space for SPACE in those that SentencePiece does not know, such as the pieces
+        that only a mapping has: it returns them unchanged."""
+        unknown = self.processor.unk_id()
+        ids = self.processor.piece_to_id(pieces)
+        return [
+            piece.replace(SPACE, " ") if i == unknown else piece for i, piece in zip(ids, pieces, strict=True)
+        ]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
         """The text of each row of ids, without special tokens."""
@@ -116,8 +124,8 @@ class Vocabulary:
             return [begin for begin, _ in offsets]
         special = {self.special.pad, self.special.eos}
         pieces = [self.pieces[i] for i in ids if i not in special]
-        found = self.processor.decode(pieces, return_type="offset_mapping")
-        text = found["text"].replace(SPACE, " ")
+        found = self.processor.decode(self._readable(pieces), return_type="offset_mapping")
+        text = found["text"]
         removed = len(text) - len(text.lstrip(" "))  # as in `join`
         begins = iter([max(0, begin - removed) for begin, _ in found["offsets"]])
         end = len(text.strip(" "))

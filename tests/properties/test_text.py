@@ -16,6 +16,8 @@ def test_by_default_text_comes_back_as_it_was_written(tried, trained, kind):
     def check_one(text):
         expected = re.sub(" +", " ", text.translate(CONTROLS)).strip(" ")
         assert re.sub(" +", " ", roundtrip(tokenizer, text)).strip(" ") == expected, ascii(text)
+        joined = tokenizer.source.join(tokenizer.source.segment([text]))[0]
+        assert re.sub(" +", " ", joined.translate(CONTROLS)).strip(" ") == expected, ascii(text)
 
     @tried(24, text=texts | st.text("ab \u2581\ufdd0\ufdd1", max_size=8))
     def check(text):

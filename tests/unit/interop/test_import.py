@@ -446,7 +446,8 @@ def test_an_empty_row_before_others_is_decoded(source, tmp_path, monkeypatch):
             raise TypeError("list must contain strings")
         return processor.decode(pieces)
 
-    monkeypatch.setattr(vocabulary, "processor", SimpleNamespace(decode=decode))
+    known = {"piece_to_id": processor.piece_to_id, "unk_id": processor.unk_id}
+    monkeypatch.setattr(vocabulary, "processor", SimpleNamespace(decode=decode, **known))
     empty, text = vocabulary.decode([[vocabulary.special.eos], [5, 6, 7]])
     assert empty == "" and text
 

@@ -147,6 +147,13 @@ def test_a_text_with_more_characters_than_entries_gets_entries_for_all(tmp_path:
     assert 700 < size == len(pieces) and set(characters) <= set(pieces)
 
 
+def test_a_long_line_that_only_occurs_again_as_a_whole(tmp_path: Path):
+    line = "".join(map(chr, range(0x4E00, 0x4E28)))
+    config = TokenizerConfig(vocab_size=400)
+    train_tokenizer(config, lambda: [line], lambda: [line], tmp_path, 1, adapt_vocab_size=True)
+    assert set(line) <= set(Tokenizer(tmp_path).source.pieces)
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_adapting_the_size_does_not_hide_that_there_is_no_text(tmp_path: Path, joint: bool):
     config = TokenizerConfig(joint=joint)
