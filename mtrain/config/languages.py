@@ -62,13 +62,13 @@ def is_same_language(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and base_language(one) == base_language(other)
 
 
+@cache
 def scripts_of_language(code: str) -> tuple[str, ...]:
     """The scripts that a language is written in, as the first words of Unicode names; empty if they are not
     known. A code may name the script: `sr-Latn`, `zho_Hans`."""
     for part in code.replace("_", "-").split("-")[1:]:
-        for script, names, _ in _scripts():
-            if part.capitalize() in names:
-                return (script,)
+        if len(part) == 4 and part.isalpha():  # the code of a script, perhaps of one that is not in the table
+            return tuple(script for script, names, _ in _scripts() if part.capitalize() in names)
     language = base_language(code)
     scripts = tuple(script for script, _, languages in _scripts() if language in languages)
     return scripts or ("LATIN",) * (len(language) == 2)

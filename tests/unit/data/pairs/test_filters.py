@@ -26,6 +26,7 @@ LONG = "a" * 41
 CASES: list[tuple] = [
     ({"min_words": 2}, [("a b", "c d"), ("a\u3000b", "c  d ")], [("a b", "c"), (" a ", "c d")]),
     ({"max_words": 2}, [("a b", "c\td"), (LONG, "c")], [("a b", "c d e"), ("a\u2028b c", "d")]),
+    ({"max_words": 2}, [("ሰላም፡ለዓለም።", "c")], [("ሰላም፡ለዓለም፡ሁሉ፡፡", "c")]),  # Ethiopic wordspaces
     ({"max_word_length": 40}, [(LONG[1:] + " b", "c"), ("…" * 40, "d")], [(LONG, "c"), ("d", "b " + LONG)]),
     ({"max_ratio": 3.0}, [("abc", "d"), ("a", "b  "), (" a", "bcd")], [("a", "bcde"), ("é" * 7, "ab")]),
     (
@@ -37,6 +38,7 @@ CASES: list[tuple] = [
             ("ကျွန်ုပ်တို့ ယခု အိမ်ပြန်နေကြသည်။", "ពួកគេមិនយល់ទេ។"),
             ("a\u200d\u200d", "ක්\u200dරී"),  # joiners are invisible
             ("二〇〇〇", "a"),  # the Chinese zero
+            ("葛\U000e0100 1", "a"),  # a variant of a Chinese character
         ],
         [
             ("1", "a"),
@@ -130,10 +132,25 @@ def test_words_are_not_counted_in_languages_without_spaces():
         ("el", "Ελλάδα", "Ellada"),
         ("hi", "हिन्दी", "Hindi"),
         ("tlh-Latn", "tlhIngan", "Клингон"),
+        ("en", "Ｈｅｌｌｏ", "Ηελλο"),  # full-width
+        ("ja", "ﾃﾞｰﾀ", "Data"),  # half-width
+        ("zh", "ㄋㄧˇㄏㄠˇ", "Nihao"),
+        ("bn", "বাড়ি ঢাকা", "bari"),
+        ("ms", "Selamat pagi", "Доброе утро"),
+        ("ha", "Ina kwana", "Доброе утро"),
+        ("ff", "𞤀𞤣𞤤𞤢𞤥", "Адлам"),
+        ("ff-Adlm", "𞤀𞤣𞤤𞤢𞤥", "Adlam"),
+        ("ka", "ᲥᲐᲠᲗᲣᲚᲘ ქართული", "kartuli"),
+        ("ur-Aran", "اردو", "Urdu"),
     ],
 )
 def test_the_script_is_that_of_the_language(language, good, bad):
     assert reasons([(good, "a"), (bad, "a")], languages=(language, "de"), script=True) == [None, "script"]
+
+
+def test_a_script_that_is_not_known():
+    with pytest.raises(ValueError, match="the script of en-Dsrt is not known; write en-Latn, for example"):
+        reasons([("𐐨𐐩𐐪", "a")], languages=("en-Dsrt", "de"), script=True)
 
 
 def test_language_identification():
