@@ -19,9 +19,7 @@ from mtrain.config.sections.augment import Augment
 CHANGES = ("uppercase", "titlecase", "drop_final_punctuation", "typos")  # in the order in which they apply
 _CASED = {"ADLAM", "ARMENIAN", "CHEROKEE", "CYRILLIC", "GEORGIAN", "GREEK", "LATIN"}  # of those in the table
 _DOTTED = ("az", "crh", "gag", "tr")  # languages whose "i" keeps its dot as a capital
-_WORD_START = re.compile(
-    r"(?<!\S)((?:[^\w\s]|[ʰ-ˮ])*)(ij|\w)"
-)  # from "ʰ": letters without case, as in ʻOkina
+_WORD_START = re.compile(r"(?<!\S)((?:[^\w\s]|[ʰ-ˮ])*)(ij|\w)")  # "ʰ" to "ˮ" have no case, as in ʻOkina
 _GREEK = regex.compile(r"[\p{Greek}\p{M}]+")
 # Greek capitals have no accents, except the word "ή". An accent that divides a diphthong becomes a diaeresis.
 _DIVIDED = regex.compile(r"(?<=[ΑΕΗΙΟΥΩ])\u0301([ΙΥ])(?!\u0308)")
