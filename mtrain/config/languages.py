@@ -87,7 +87,12 @@ def _scripts() -> list[tuple[str, list[str], list[str]]]:
 
 def has_spaces(code: str) -> bool:
     """Whether the words of a language are separated by spaces."""
-    return _WITHOUT_SPACES.isdisjoint(scripts_of_language(code))
+    return are_spaced(scripts_of_language(code))
+
+
+def are_spaced(scripts: Iterable[str]) -> bool:
+    """Whether words are separated by spaces in all of some scripts."""
+    return _WITHOUT_SPACES.isdisjoint(scripts)
 
 
 def sentence_separator(code: str) -> str:

@@ -65,6 +65,7 @@ def _finding_tables(found: Findings) -> str:
     if suspicious:
         tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
     tables += [
+        '<p class="muted">In scripts without spaces, each character counts as a word.</p>',
         _histogram("Words of the source", LENGTH_LABELS, found.lengths[0]),
         _histogram("Words of the target", LENGTH_LABELS, found.lengths[1]),
         _histogram("Characters, target / source", RATIO_LABELS, found.ratios),

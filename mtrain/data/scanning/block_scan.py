@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.languages import Direction
+from mtrain.config.languages import Direction, are_spaced
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.pairs.filters import BlockFilter, FilteredBlock
 from mtrain.data.pairs.rejections import EMPTY
@@ -18,6 +18,7 @@ from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
 from mtrain.data.scanning.samples import BlockSample, HoldoutCandidate, draw_candidates, sample_block
 from mtrain.data.scanning.sides import Shift, find_shifts
 from mtrain.data.text.hashes import common
+from mtrain.data.text.sizes import measure
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -50,7 +51,7 @@ class BlockFindings(NamedTuple):
     empty: int
     bad: int
     unreadable: list[str]  # the first bad pairs, as `file:line: reason`
-    lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
+    lengths: tuple[list[int], list[int]]  # pairs by words of source and target (see `count_words`)
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     shifts: list[Shift]
@@ -78,7 +79,7 @@ class BlockCheck:
     def check(self, block: Block, corpus: int, unfiltered: Block) -> BlockFindings:
         """Check a block of corpus number `corpus` (from 0). `unfiltered` also has the pairs that filters
         leave out: shifts can only be found in consecutive pairs."""
-        usable = block.usable()
+        usable, scripts = block.usable(), self.scripts[corpus]
         sources, targets = usable.sources, usable.targets
         needs_normalized = self.keep_source_hashes or bool(len(self.evaluation_hashes.pairs))
         hashes = hash_all(sources, targets, needs_normalized)
@@ -90,7 +91,7 @@ class BlockCheck:
             empty=len(block.sources) - len(sources),
             bad=len(block.errors),
             unreadable=first_errors(block),
-            lengths=(count_words(sources), count_words(targets)),
+            lengths=(count_words(sources, scripts[0]), count_words(targets, scripts[1])),
             ratios=_histogram(ratios, RATIO_BINS),
             suspicious=self._suspicious(usable, corpus, np.flatnonzero(extreme).tolist()),
             shifts=find_shifts(unfiltered),
@@ -135,9 +136,13 @@ def first_errors(block: Block) -> list[str]:
     return [*map(str, islice(block.errors.values(), PLACES))]
 
 
-def count_words(texts: Sequence[str]) -> list[int]:
-    """How many texts have how many words, in LENGTH_BINS."""
-    words = np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
+def count_words(texts: Sequence[str], scripts: Sequence[str]) -> list[int]:
+    """How many texts have how many words, in LENGTH_BINS. In scripts without spaces, each character counts
+    as a word."""
+    if are_spaced(scripts):
+        words = np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
+    else:
+        words = measure(texts).visible
     return _histogram(words, LENGTH_BINS)
 
 
