@@ -17,6 +17,7 @@ LanguageTags = Literal["none", "target", "both"]
 # For languages written without spaces, 13a would count whole sentences as words. Others of these: `char`.
 _BLEU_TOKENIZERS = {**dict.fromkeys(("zh", "lzh", "wuu", "yue"), "zh"), "ja": "ja-mecab", "ko": "ko-mecab"}
 _WITHOUT_SPACES = {"CJK", "KHMER", "LAO", "MYANMAR", "THAI", "TIBETAN"}
+_RIGHT_TO_LEFT = {"ADLAM", "ARABIC", "HEBREW", "NKO", "THAANA"}
 _ALWAYS = ("zh", "ja", "ko")  # languages whose BLEU has always had a tokenizer of its own
 _TAG = re.compile(r"(?:<[^<>]+> )?<2([^<>]+)> ?")  # at the beginning of a source; see `Direction.tag`
 
@@ -93,6 +94,12 @@ def has_spaces(code: str) -> bool:
 def are_spaced(scripts: Iterable[str]) -> bool:
     """Whether words are separated by spaces in all of some scripts."""
     return _WITHOUT_SPACES.isdisjoint(scripts)
+
+
+def is_right_to_left(code: str) -> bool:
+    """Whether a language is only written from right to left."""
+    scripts = scripts_of_language(code)
+    return bool(scripts) and _RIGHT_TO_LEFT.issuperset(scripts)
 
 
 def sentence_separator(code: str) -> str:
