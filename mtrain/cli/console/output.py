@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from secrets import token_hex
 from typing import IO, Any, cast
 
 from mtrain.cli.console.terminal import discard_output
-from mtrain.control_characters import escape_control_characters
+from mtrain.control_characters import escape_control_characters, isolate
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
 
@@ -108,7 +109,8 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
 
 
 class _Terminal:
-    """Writes text to a terminal, with control characters escaped, except for line feeds and tabs."""
+    """Writes text to a terminal, with control characters escaped, except for line feeds and tabs. In lines of
+    several columns, such as a translation and its score, right-to-left text is isolated."""
 
     def __init__(self, stream: IO[str]):
         self._stream = stream
@@ -117,7 +119,10 @@ class _Terminal:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        self._stream.write(escape_control_characters(text, "\n\t"))
+        shown = escape_control_characters(text, "\n\t")
+        if "\t" in shown:
+            shown = re.sub(r"[^\t\n]+(?=\t)|(?<=\t)[^\t\n]+", lambda column: isolate(column[0]), shown)
+        self._stream.write(shown)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
