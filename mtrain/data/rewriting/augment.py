@@ -129,7 +129,7 @@ def _mistyped(text: str, generator: random.Random) -> str:
 
 def _letter_at(text: str, place: int) -> str:
     """The letter at a place, with its marks."""
-    return text[place] + _MARKS.match(text, place + 1)[0]
+    return text[place : _MARKS.match(text, place + 1).end()]
 
 
 def _neighbor(letter: str, generator: random.Random) -> str | None:

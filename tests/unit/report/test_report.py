@@ -76,6 +76,15 @@ def test_the_sentences_whose_attention_is_drawn_can_be_given(run_dir):
     assert page.count("data-attention>") == 1 and '<h3 dir="ltr" lang="en">The sun rains.</h3>' in page
 
 
+def test_attention_is_drawn_of_short_sentences_with_or_without_spaces(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    sources = ["猫在睡觉" * 20, "It rains all day. " * 9, "猫在睡觉", "It rains.", "雨", "Snow."]
+    sentences = [{"source": source, "reference": "x", "translation": "y"} for source in sources]
+    (run / "samples.jsonl").write_text(json.dumps({"step": 1, "sentences": sentences}) + "\n")
+    drawn = re.findall(r'data-attention><h3 dir="ltr" lang="en">(.*?)</h3>', report_page([run]))
+    assert drawn == sources[2:5]
+
+
 def test_an_old_run_has_a_page_that_names_what_is_missing(run_dir, tmp_path):
     old = tmp_path / "old"
     old.mkdir()
