@@ -19,6 +19,7 @@ _URL = regex.compile(
         [a-z0-9\-._~:/?\#\[\]@!$&'()*+,;=%]
       | [[\p{{Latin}}\p{{M}}]--[\uff00-\uffef]]
       | (?<![a-z0-9]) [[\p{{L}}\p{{N}}]--[{_WITHOUT_SPACES}]]
+      | (?<=[[\p{{L}}\p{{M}}]--\p{{Latin}}]) [\u200c\u200d] (?=\p{{L}})  # joiners, as in Persian words
     )+"""
 )
 _ENCODED = re.compile("(?:%[89a-f][0-9a-f])+", re.IGNORECASE)  # characters outside ASCII
