@@ -28,11 +28,12 @@ def test_right_to_left_text_is_isolated_in_lines_of_a_terminal_with_other_text(m
             monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
         start_logging(quiet=False, debug=False)
         logging.getLogger("mtrain.test").info("%s: %s (%d)", Path("x.ar"), ARABIC, 3)
-        shown_on(sys.stdout).write(text)
+        shown_on(sys.stdout, columns=True).write(text)
         assert capsys.readouterr() == (text.replace(ARABIC, isolated, 1), f"x.ar: {isolated} (3)\n")
     logging.getLogger("mtrain.test").info("%s: %s", "a\x1b\u2068", "b")  # the marks of others are escaped
-    shown_on(sys.stdout).write("\u2068b\tc\n")
-    assert capsys.readouterr() == ("\\u2068b\tc\n", "a\\x1b\\u2068: b\n")
+    shown_on(sys.stdout, columns=True).write("\u2068b\tc\n")
+    shown_on(sys.stdout).write(f"{ARABIC}\t{ARABIC}\n")
+    assert capsys.readouterr() == (f"\\u2068b\tc\n{ARABIC}\t{ARABIC}\n", "a\\x1b\\u2068: b\n")
 
 
 def test_each_line_is_visible_before_the_next_one_is_made(tmp_path):

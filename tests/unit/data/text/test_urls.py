@@ -36,6 +36,8 @@ A = "https://example.org/a"
         f"እዩ {A}።",
         f"ב־{A}׃",
         f"{A}؛ ثم",
+        f"{A}-ზე 3",
+        f"{A}-ից 3",
         f"{A}…",
         f"HTTPS://Example.ORG/a/ and {A}, {A}",
     ],
@@ -62,6 +64,7 @@ def test_a_url_ends_before_the_text_around_it(text):
         ("https://hi.wikipedia.org/wiki/भारत।", ["https://hi.wikipedia.org/wiki/भारत"]),
         ("https://fa.wikipedia.org/wiki/می\u200cخواهم.", ["https://fa.wikipedia.org/wiki/می\u200cخواهم"]),
         ("https://a.org/%D9%85%DB%8C%E2%80%8C%D8%AE", ["https://a.org/می\u200cخ"]),
+        ("https://example.org/a-длинное-имя", ["https://example.org/a-длинное-имя"]),
         ("www. and www... and https:// and none", []),
     ],
 )
