@@ -1,7 +1,8 @@
-"""Characters that cannot be seen: text that has no others, and control characters on a terminal."""
+"""Characters that cannot be seen: blank text, control characters and directions of text on a terminal."""
 
 import unicodedata
 
+ISOLATES = "\u2068\u2069"  # begin and end text that is not reordered together with the text around it
 _DIRECTION = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # change the direction of text
 
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories: control and format characters, spaces
@@ -18,6 +19,13 @@ def escape_control_characters(text: str, kept: str = "\n") -> str:
     line separators, overrides of the text direction, and surrogates, which stand for invalid bytes. Joiners,
     spaces and right-to-left marks are not escaped."""
     return "".join(repr(c)[1:-1] if _is_interpreted(c) and c not in kept else c for c in text)
+
+
+def isolate(text: str) -> str:
+    """Escaped text between invisible marks (first strong isolate, UAX #9) if some of it is written from right
+    to left, so that a terminal does not reorder it together with the text around it."""
+    is_mixed = not text.isascii() and any(unicodedata.bidirectional(c) in ("R", "AL") for c in text)
+    return text.join(ISOLATES) if is_mixed else text
 
 
 def _is_interpreted(c: str) -> bool:

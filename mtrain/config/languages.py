@@ -17,6 +17,7 @@ LanguageTags = Literal["none", "target", "both"]
 # For languages written without spaces, 13a would count whole sentences as words. Others of these: `char`.
 _BLEU_TOKENIZERS = {**dict.fromkeys(("zh", "lzh", "wuu", "yue"), "zh"), "ja": "ja-mecab", "ko": "ko-mecab"}
 _WITHOUT_SPACES = {"CJK", "KHMER", "LAO", "MYANMAR", "THAI", "TIBETAN"}
+_RIGHT_TO_LEFT = {"ADLAM", "ARABIC", "HEBREW", "NKO", "THAANA"}
 _ALWAYS = ("zh", "ja", "ko")  # languages whose BLEU has always had a tokenizer of its own
 _TAG = re.compile(r"(?:<[^<>]+> )?<2([^<>]+)> ?")  # at the beginning of a source; see `Direction.tag`
 
@@ -62,13 +63,13 @@ def is_same_language(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and base_language(one) == base_language(other)
 
 
+@cache
 def scripts_of_language(code: str) -> tuple[str, ...]:
     """The scripts that a language is written in, as the first words of Unicode names; empty if they are not
     known. A code may name the script: `sr-Latn`, `zho_Hans`."""
     for part in code.replace("_", "-").split("-")[1:]:
-        for script, names, _ in _scripts():
-            if part.capitalize() in names:
-                return (script,)
+        if len(part) == 4 and part.isalpha():  # the code of a script, perhaps of one that is not in the table
+            return tuple(script for script, names, _ in _scripts() if part.capitalize() in names)
     language = base_language(code)
     scripts = tuple(script for script, _, languages in _scripts() if language in languages)
     return scripts or ("LATIN",) * (len(language) == 2)
@@ -88,7 +89,18 @@ def _scripts() -> list[tuple[str, list[str], list[str]]]:
 def has_spaces(code: str, script: str = "") -> bool:
     """Whether the words of a language are separated by spaces. If its scripts are not known, `script`
     decides, the one of a text in this language."""
-    return _WITHOUT_SPACES.isdisjoint(scripts_of_language(code) or [script])
+    return are_spaced(scripts_of_language(code) or [script])
+
+
+def are_spaced(scripts: Iterable[str]) -> bool:
+    """Whether words are separated by spaces in all of some scripts."""
+    return _WITHOUT_SPACES.isdisjoint(scripts)
+
+
+def is_right_to_left(code: str) -> bool:
+    """Whether a language is only written from right to left."""
+    scripts = scripts_of_language(code)
+    return bool(scripts) and _RIGHT_TO_LEFT.issuperset(scripts)
 
 
 def sentence_separator(code: str) -> str:

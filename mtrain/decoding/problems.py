@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sized
 from typing import Literal
 
+import regex  # supports Unicode properties
+
 Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
 
+_PUNCTUATION = regex.compile(r"[\p{P}\s]*")
 _TAIL = 400  # characters at the end of a text that are examined
 _REPEATED = re.compile(r"(.{1,100}?)\1{2,}", re.DOTALL)  # some characters at least three times
 _LEAST_REPEATED = 10  # characters; "..." and "hahaha" are common
@@ -56,8 +59,8 @@ def _differ(one: Sized, other: Sized) -> bool:
 def _loops(text: str) -> bool:
     """Whether a text ends with repetitions, which final punctuation may follow."""
     tail = text[-_TAIL:].casefold()[::-1]
-    without_punctuation = tail.lstrip(".,;:!?…。！？ ")
-    return any(map(_begins_with_repetitions, {tail, without_punctuation}))
+    punctuation = _PUNCTUATION.match(tail)
+    return any(map(_begins_with_repetitions, {tail, tail[punctuation.end() :]}))
 
 
 def _begins_with_repetitions(text: str) -> bool:

@@ -5,9 +5,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from typing import NamedTuple
 
+import regex  # supports Unicode properties
 from sentencex import segment
 
 from mtrain.config.languages import base_language, split_tag
@@ -20,6 +21,10 @@ from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
 log = logging.getLogger(__name__)
 
 LINE_BREAK = re.compile("(\r?\n)")
+# The ends of Khmer sentences, which sentencex does not know. "។ល។" means "etc.".
+_KHMER_END = regex.compile(
+    r"(?V1)(?<=[\u17d4\u17d5][\p{Pe}\p{Pf}]*\s*)(?![\s\p{Pe}\p{Pf}\u17d4\u17d5]|ល\u17d4|\Z)"
+)
 
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
 # Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
@@ -247,8 +252,10 @@ class Splitter(NamedTuple):
     def _sentences(self, text: str) -> list[str]:
         """The sentences of a text, at least one. Sentences longer than `_BLOCK` characters are split, after a
         space if possible."""
-        sentences = []
-        for sentence in segment(base_language(self.language), text):
+        sentences, found = list[str](), segment(base_language(self.language), text)
+        if "\u17d4" in text or "\u17d5" in text:
+            found = chain.from_iterable(map(_KHMER_END.split, found))
+        for sentence in found:
             start = 0
             while len(sentence) - start > _BLOCK:
                 space = sentence.rfind(" ", start + 1, start + _BLOCK)

@@ -9,6 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import regex  # supports Unicode properties
+
 from mtrain.config.language_names import languages_in, words_of
 from mtrain.data.reading.lines import read_lines
 from mtrain.data.reading.parquet import read_parquet
@@ -21,7 +23,7 @@ SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
 TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
 _OTHER_WORDS = frozenset({"id", "index", "sentence", "sentence1", "sentence2", "text", "score", "url"})
 _CODE = 3  # letters of the code of a language, at most
-_ENDS = (".", "!", "?", "。")  # of sentences
+_SENTENCE_END = regex.compile(r"(?r)[\p{Sentence_Terminal}།]\Z")
 _MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # placeholders for missing values
 _PREFIX = 6  # characters
 _MANY = 20  # values, of which one tells whether they repeat
@@ -94,7 +96,7 @@ def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     places = [place for place, cell in enumerate(cells) if place == 0 or cell not in _MISSING]
     columns = ([other[place] for other in others if place < len(other)] for place in places)
     is_over_numbers = any(map(_is_over_numbers, [cells[place] for place in places], columns))
-    if is_over_numbers and not any(cell.endswith(_ENDS) for cell in cells):
+    if is_over_numbers and not any(map(_SENTENCE_END.search, cells)):
         return True
     numbers = cells[1:] if not cells[0] else cells
     if len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]:

@@ -108,10 +108,12 @@ def html_attention(
     """The attention maps of each sentence, whose `heading` is `h2`, for example. `key` makes the names of
     inputs unique in a page."""
     maps = attention_maps(translator, sources, translations)
-    of_target = text_attributes(translator.target_lang)
+    source_lang, target_lang = translator.direction
     sections = [
-        f'<div class="attention" data-attention><{heading} dir="auto">{escape(source)}</{heading}>'
-        f"<p {of_target}>{escape(text) or '(empty)'}</p>{_map(each, f'{key}-{number}')}</div>"
+        f'<div class="attention" data-attention>'
+        f"<{heading} {text_attributes(source, source_lang)}>{escape(source)}</{heading}>"
+        f"<p {text_attributes(text, target_lang)}>{escape(text) or '(empty)'}</p>"
+        f"{_map(each, f'{key}-{number}')}</div>"
         for number, (source, text, each) in enumerate(zip(sources, translations, maps, strict=True))
     ]
     return "".join(sections)
@@ -144,11 +146,11 @@ def _map(each: AttentionMap, key: str) -> str:
 
 
 def _table(caption: str, rows: Sequence[str], columns: Sequence[str], percent: Tensor) -> str:
-    head = "".join(f'<th scope="col"><span>{escape(token)}</span></th>' for token in columns)
+    head = "".join(f'<th scope="col"><bdi>{escape(token)}</bdi></th>' for token in columns)
     lines = []
     for token, values in zip(rows, percent.tolist(), strict=True):
         cells = "".join(f'<td style="--w:{v}">{v if v >= SHOWN else ""}</td>' for v in values)
-        lines.append(f'<tr><th scope="row">{escape(token)}</th>{cells}</tr>')
+        lines.append(f'<tr><th scope="row"><bdi>{escape(token)}</bdi></th>{cells}</tr>')
     return (
         f"<table><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"

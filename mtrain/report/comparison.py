@@ -63,7 +63,7 @@ def _renamed(test: ComparedSet, shown: dict[str, str]) -> ComparedSet:
 
 def _parts_of_set(test: ComparedSet, number: int) -> Iterator[str]:
     baseline, *others = test.systems
-    yield f'<h2 id="set-{number}">{escape(test.name)} ({len(test.references[0])} sentences)</h2>'
+    yield f'<h2 id="set-{number}"><bdi>{escape(test.name)}</bdi> ({len(test.references[0])} sentences)</h2>'
     for comparison in test.comparisons:
         yield _score_table(comparison)
     yield (
@@ -139,11 +139,12 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
     ]
     before, after = (test.systems[name][row] for name in systems)
     marked = [html_differences(before, after, "del"), html_differences(after, before, "ins")]
+    labels = [f"{name}: {_scores(test.sentences[name], row)}" for name in systems]
     pair = "".join(
-        f"<div>{html_labeled(f'{name}: {_scores(test.sentences[name], row)}', text or '(empty)')}</div>"
-        for name, text in zip(systems, marked, strict=True)
+        f"<div>{html_labeled(label, text, html=html or '(empty)')}</div>"
+        for label, text, html in zip(labels, (before, after), marked, strict=True)
     )
-    above = "".join(html_labeled(label, escape(text)) for label, text in context)
+    above = "".join(html_labeled(label, text) for label, text in context)
     heading = f"<h4>Line {row + 1}: {escape(difference)}</h4>"
     return f'<article class="{kind}">{heading}{above}<div class="pair">{pair}</div></article>'
 

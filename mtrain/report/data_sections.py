@@ -14,6 +14,7 @@ from mtrain.runs.records import RunRecords, Sentence, Translations, config_secti
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
+Languages = tuple[object, object]  # of source and target, not validated
 
 
 def html_data(run: RunRecords) -> str:
@@ -65,6 +66,7 @@ def _finding_tables(found: Findings) -> str:
     if suspicious:
         tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
     tables += [
+        '<p class="muted">In scripts without spaces, each character counts as a word.</p>',
         _histogram("Words of the source", LENGTH_LABELS, found.lengths[0]),
         _histogram("Words of the target", LENGTH_LABELS, found.lengths[1]),
         _histogram("Characters, target / source", RATIO_LABELS, found.ratios),
@@ -93,22 +95,22 @@ def html_samples(run: RunRecords) -> str:
     if len(records) > STEPS_SHOWN:
         last = len(records) - 1
         records = [records[number * last // (STEPS_SHOWN - 1)] for number in range(STEPS_SHOWN)]
-    of_source, of_target = _text_attributes(run)
     rows = range(len(records[-1].sentences))
-    return "".join(_sample(records, row, of_source, of_target) for row in rows)
+    return "".join(_sample(records, row, _languages(run)) for row in rows)
 
 
-def _sample(records: Sequence[Translations], row: int, of_source: str, of_target: str) -> str:
+def _sample(records: Sequence[Translations], row: int, languages: Languages) -> str:
     latest = records[-1].sentences[row]
     rows = []
     for record in records:
         sentences = record.sentences
         if row < len(sentences) and sentences[row].source == latest.source:
-            text = _marked(sentences[row].translation, latest.reference)
-            rows.append(f'<tr><th scope="row">{record.step:,}</th><td {of_target}>{text}</td></tr>')
+            text = sentences[row].translation
+            cell = f"<td {text_attributes(text, languages[1])}>{_marked(text, latest.reference)}</td>"
+            rows.append(f'<tr><th scope="row">{record.step:,}</th>{cell}</tr>')
     return (
-        f"<article>{html_labeled('Source', escape(latest.source), of_source)}"
-        f"{html_labeled('Reference', escape(latest.reference), of_target)}"
+        f"<article>{html_labeled('Source', latest.source, languages[0])}"
+        f"{html_labeled('Reference', latest.reference, languages[1])}"
         '<table class="through-time"><caption class="label">Translations</caption><thead><tr>'
         '<th scope="col">step</th><th scope="col" style="text-align:start">translation</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></article>"
@@ -149,14 +151,15 @@ def html_extremes(run: RunRecords) -> str:
     worst = order[:EXTREMES]
     best = [row for row in order[::-1] if row not in worst][:EXTREMES]
 
-    of_source, of_target = _text_attributes(run)
+    source, target = _languages(run)
 
     def articles(rows: Sequence[int]) -> Iterator[str]:
         for row in rows:
             yield f"<article><h4>chrF {scores[row]:.1f}</h4>"
-            yield html_labeled("Source", escape(sources[row]), of_source)
-            yield html_labeled("Reference", escape(references[row]), of_target)
-            yield html_labeled("Translation", _marked(translations[row], references[row]), of_target)
+            marked = _marked(translations[row], references[row])
+            yield html_labeled("Source", sources[row], source)
+            yield html_labeled("Reference", references[row], target)
+            yield html_labeled("Translation", translations[row], target, marked)
             yield "</article>"
 
     return f"<h3>Worst</h3>{''.join(articles(worst))}<h3>Best</h3>{''.join(articles(best))}"
@@ -184,7 +187,7 @@ def _columns(sentences: Sequence[Sentence]) -> tuple[list[str], list[str], list[
     return sources, translations, [[each.reference for each in sentences]]
 
 
-def _text_attributes(run: RunRecords) -> tuple[str, str]:
-    """The attributes of elements with sources, and with references or translations."""
+def _languages(run: RunRecords) -> Languages:
+    """The codes of source and target, as far as the config has them."""
     data = config_section(run.config, "data")
-    return text_attributes(data.get("source_lang")), text_attributes(data.get("target_lang"))
+    return data.get("source_lang"), data.get("target_lang")

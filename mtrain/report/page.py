@@ -6,8 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
+import regex  # supports Unicode properties
+
 from mtrain.config.language_names import find_language
+from mtrain.config.languages import is_right_to_left
 from mtrain.evaluation.differences import mark_differences
+
+_RIGHT_TO_LEFT = regex.compile(r"[\p{Bidi_Class=R}\p{Bidi_Class=AL}]")
+_LEFT_TO_RIGHT = regex.compile(r"\p{Bidi_Class=L}")
 
 
 def html_page(title: str, body: str, styles: Iterable[str] = (), scripts: Iterable[str] = ()) -> str:
@@ -67,17 +73,24 @@ def html_radios(legend: str, name: str, choices: Mapping[str, str], checked: str
     return f"<fieldset><legend>{legend}</legend>{buttons}</fieldset>"
 
 
-def text_attributes(language: object) -> str:
-    """The attributes of an element with a sentence in a language, whose code may be unknown: fonts and screen
-    readers depend on it."""
-    if not isinstance(language, str) or not language:
-        return 'dir="auto"'
-    return f'dir="auto" lang="{escape(find_language(language) or language.replace("_", "-"))}"'
+def text_attributes(text: str, language: object = None) -> str:
+    """The attributes of an element with a sentence in a language, whose code may be unknown: its direction,
+    and the language, on which fonts and screen readers depend. The first letter does not tell the direction:
+    an Arabic sentence may begin with a Latin name."""
+    known = language if isinstance(language, str) else ""
+    right = len(_RIGHT_TO_LEFT.findall(text))
+    left = 0 if is_right_to_left(known) else len(_LEFT_TO_RIGHT.findall(text))
+    direction = "rtl" if right > left else "ltr"
+    code = find_language(known) or known.replace("_", "-")
+    return f'dir="{direction}" lang="{escape(code)}"' if code else f'dir="{direction}"'
 
 
-def html_labeled(label: str, html: str, attributes: str = 'dir="auto"') -> str:
-    """A paragraph under a label, which is plain text."""
-    return f'<p class="label">{escape(label)}</p><p {attributes}>{html}</p>'
+def html_labeled(label: str, text: str, language: object = None, html: str = "") -> str:
+    """A sentence under a label, which are both plain text. `html` is what is shown of the sentence, by
+    default all of it."""
+    return (
+        f'<p class="label">{escape(label)}</p><p {text_attributes(text, language)}>{html or escape(text)}</p>'
+    )
 
 
 def html_differences(text: str, other: str, element: str) -> str:

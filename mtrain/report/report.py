@@ -11,6 +11,7 @@ import yaml
 
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
+from mtrain.evaluation.differences import words
 from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
 from mtrain.report.curves import chart_place, html_curves
@@ -21,7 +22,7 @@ from mtrain.runs.records import RunRecords, differing_settings, names_of, read_r
 log = logging.getLogger(__name__)
 
 SENTENCES = 3  # whose attention is drawn, unless they are given
-_WORDS = 12  # of a sentence that is easy to read in an attention map
+_WORDS = 13  # and punctuation marks, of a sentence that is easy to read in an attention map
 _MARKS = (
     '<p class="muted">Words that the reference does not have, or has in another place, are '
     "<mark>marked</mark>.</p>"
@@ -183,7 +184,7 @@ def _draw(
 
 def _short(run: RunRecords) -> list[str]:
     """A few validation sentences, preferably short ones."""
-    return sorted(run.examples, key=lambda text: max(0, len(text.split()) - _WORDS))[:SENTENCES]
+    return sorted(run.examples, key=lambda text: max(0, len(words(text)) - _WORDS))[:SENTENCES]
 
 
 def _positions(drawn: Sequence[_Drawn]) -> str:

@@ -30,7 +30,8 @@ def share_of_letters(text):
 
 
 def is_latin(text):
-    kinds = Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
+    letters = unicodedata.normalize("NFKC", "".join(c for c in text if c.isalpha()))
+    kinds = Counter(unicodedata.name(c, "?").split()[0] for c in letters)
     return not kinds or max(kinds, key=kinds.__getitem__) == "LATIN"
 
 

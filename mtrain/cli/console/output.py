@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import IO, Any, cast
 from mtrain.cli.console.terminal import discard_output
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
-from mtrain.invisible_characters import escape_control_characters
+from mtrain.invisible_characters import escape_control_characters, isolate
 
 # Suffixes of compressed files that cannot be written. `.tar` is not one of them, as it is a language code;
 # `.tgz` is one, although it is a language code, too.
@@ -61,11 +62,11 @@ def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
 
 
 @contextmanager
-def open_stdout() -> Iterator[IO[str]]:
+def open_stdout(columns: bool = False) -> Iterator[IO[str]]:
     """Open stdout. It is not an error if its reader exits early, as `head` does. Control characters that are
-    written to a terminal are escaped."""
+    written to a terminal are escaped; for `columns`, see `shown_on`."""
     try:
-        yield shown_on(sys.stdout)
+        yield shown_on(sys.stdout, columns)
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
@@ -78,20 +79,21 @@ def print_to_stdout(text: object) -> None:
 
 
 @contextmanager
-def open_output(path: Path | None) -> Iterator[IO[str]]:
-    """Open stdout, a device or a pipe, or a file, which is replaced if the block succeeds.
+def open_output(path: Path | None, columns: bool = False) -> Iterator[IO[str]]:
+    """Open stdout, a device or a pipe, or a file, which is replaced if the block succeeds; for `columns`, see
+    `shown_on`.
 
     Output to a path that ends in .gz or .zst is compressed. Raises StorageError if writing fails.
     """
     if path is None or is_stdout(path):
-        with open_stdout() as stream:
+        with open_stdout(columns) as stream:
             yield stream
         return
     place = path if is_stream(path) else path.resolve()
     written = place if is_stream(path) else place.with_name(f".{place.name}.{token_hex(4)}.tmp")
     try:
         with _opened(written, path) as stream:
-            yield shown_on(stream)
+            yield shown_on(stream, columns)
         if written is not place:
             from mtrain.storage.atomic import replace_durably
 
@@ -108,25 +110,30 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
 
 
 class _Terminal:
-    """Writes text to a terminal, with control characters escaped, except for line feeds and tabs."""
+    """Writes text to a terminal, with control characters escaped, except for line feeds and tabs. With
+    `columns`, which tabs separate, right-to-left text is isolated."""
 
-    def __init__(self, stream: IO[str]):
-        self._stream = stream
+    def __init__(self, stream: IO[str], columns: bool):
+        self._stream, self._columns = stream, columns
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        self._stream.write(escape_control_characters(text, "\n\t"))
+        shown = escape_control_characters(text, "\n\t")
+        if self._columns:
+            shown = re.sub(r"[^\t\n]+(?=\t)|(?<=\t)[^\t\n]+", lambda column: isolate(column[0]), shown)
+        self._stream.write(shown)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
 
-def shown_on(stream: IO[str]) -> IO[str]:
-    """The stream itself or, if it is a terminal, one that escapes control characters."""
-    return cast(IO[str], _Terminal(stream)) if stream.isatty() else stream
+def shown_on(stream: IO[str], columns: bool = False) -> IO[str]:
+    """The stream itself or, if it is a terminal, one that escapes control characters. If text is written in
+    `columns`, such as a translation and its score, the terminal shows each in its own direction."""
+    return cast(IO[str], _Terminal(stream, columns)) if stream.isatty() else stream
 
 
 def write_lines(lines: Iterable[str], out: IO[str], flush_every: float = FLUSH_EVERY) -> None:

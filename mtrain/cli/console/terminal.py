@@ -11,13 +11,14 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import IO
 
 from mtrain.cli.console.message_start import clear_bars, rank_prefix
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
-from mtrain.invisible_characters import escape_control_characters
+from mtrain.invisible_characters import ISOLATES, escape_control_characters, isolate
 
 log = logging.getLogger(__name__)
 STARTED = time.monotonic()  # this module is loaded when the process starts
@@ -53,7 +54,13 @@ def start_logging(quiet: bool, debug: bool) -> None:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             kind = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-            text = rank_prefix() + kind + escape_control_characters(self.format(record))
+            if isinstance(args := record.args, tuple):  # names and sentences, among others
+                record = copy(record)
+                record.args = tuple(
+                    shown_in_line(str(arg)) if isinstance(arg, str | Path) else arg for arg in args
+                )
+            message = escape_control_characters(self.format(record), f"\n{ISOLATES}")
+            text = rank_prefix() + kind + message
             text = text if getattr(record, "as_is", False) else wrap(text, sys.stderr)
             with suppress(OSError):  # a closed stderr must not stop a long run
                 tqdm.write(clear_bars() + text, file=sys.stderr)
@@ -63,6 +70,13 @@ def start_logging(quiet: bool, debug: bool) -> None:
     logger.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
     if quiet or not sys.stderr.isatty():
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+
+
+def shown_in_line(text: str) -> str:
+    """Text in a line of other text on stderr, with control characters escaped; on a terminal, right-to-left
+    text is isolated."""
+    shown = escape_control_characters(text)
+    return isolate(shown) if sys.stderr.isatty() else shown
 
 
 def print_to_stderr(text: str) -> None:
@@ -87,12 +101,12 @@ def suggest(done: str, *commands: str) -> None:
 
 
 def wrap(text: str, stream: IO[str]) -> str:
-    """Text for a stream: on a terminal, control characters are escaped, and lines are wrapped between words,
-    and aligned with the last column if they are rows of a table."""
+    """Text for a stream: on a terminal, lines are wrapped between words, and aligned with the last column if
+    they are rows of a table."""
     if not stream.isatty():
         return text
     width = columns_of(stream) - 1
-    return "\n".join(_wrap_line(line, width) for line in escape_control_characters(text).split("\n"))
+    return "\n".join(_wrap_line(line, width) for line in text.split("\n"))
 
 
 def columns_of(stream: IO[str]) -> int:

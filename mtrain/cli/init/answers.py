@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from mtrain.cli.console.terminal import print_to_stderr, require_unicode
+from mtrain.cli.console.terminal import print_to_stderr, require_unicode, shown_in_line
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.new_config import holdout_size
@@ -116,8 +116,9 @@ def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSid
         return choose_sides(sides, (words[0], words[1]), (None, None))
 
     for side in sides:
-        name = "" if side.name == str(side.key) else f" ({side.name})"
-        print_to_stderr(f"  {side.key}{name}: {_show(next(filter(str.strip, side.texts), ''))}")
+        name = "" if side.name == str(side.key) else f" ({shown_in_line(side.name)})"
+        text = shown_in_line(_show(next(filter(str.strip, side.texts), "")))
+        print(f"  {shown_in_line(str(side.key))}{name}: {text}", file=sys.stderr)
     suggested = f"{chosen.source.key} {chosen.target.key}"
     return _ask("Which of these are source and target", suggested, parse)
 

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.cli.console.output import shown_on
-from mtrain.cli.console.terminal import print_to_stderr, require_unicode
+from mtrain.cli.console.terminal import print_to_stderr, require_unicode, shown_in_line
 from mtrain.decoding.scoring.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
-from mtrain.invisible_characters import escape_control_characters
 
 HELP = """\
 Type a sentence and press Enter to translate it.
@@ -88,18 +87,21 @@ class Prompt:
         if self.last is None:
             raise UsageError(":attention: translate a sentence first")
         source, target, weights = attention(self.translator, self.last[0], self.last[1])
-        print_to_stderr(draw_attention(source, target, weights))
+        print(draw_attention(source, target, weights), file=sys.stderr)
 
 
 def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:
     """Draw attention weights (T, S) as text, with a row per target token and a column per source token."""
-    width = max(map(len, target))
+    from rich.cells import cell_len
+
+    source, target = (list(map(shown_in_line, pieces)) for pieces in (source, target))
+    width = max(map(cell_len, target))
     lines = [" ".join(f"{number}:{piece}" for number, piece in enumerate(source, start=1))]
     lines.append(" " * width + "".join(f"{number:>3}" for number in range(1, len(source) + 1)))
     for piece, row in zip(target, weights, strict=True):
         cells = (_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * 2 for weight in row)
-        lines.append(piece.rjust(width) + "".join(f" {cell}" for cell in cells))
-    return escape_control_characters("\n".join(lines))
+        lines.append(" " * (width - cell_len(piece)) + piece + "".join(f" {cell}" for cell in cells))
+    return "\n".join(lines)
 
 
 def _number(command: str, argument: str) -> int:

@@ -132,7 +132,8 @@ def write_translations(
     with ProgressBar("translated", "lines", total, hidden) as progress:
         job = TranslationJob(translator, prefix, form, progress, ProblemCounter(), paused)
         if output_file is None or is_stream(output_file):
-            with open_output(output_file) as out, closing(job.answers(lines)) as answers:
+            in_columns = form.scores or form.alignments
+            with open_output(output_file, in_columns) as out, closing(job.answers(lines)) as answers:
                 write_lines(answers, out, flush_every=0)  # the next input may take long to arrive
         else:
             _write_resumable(job, lines, output_file, continue_)

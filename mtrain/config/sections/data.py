@@ -228,7 +228,8 @@ class DataConfig(Section):
         for code in codes if self.filters.script else ():
             if not scripts_of_language(code):
                 problem = f"the script of {code} is not known"
-                raise ValueError(f"filters.script: {problem}; write {code}-Latn, for example")
+                language = re.split("[-_]", code)[0]
+                raise ValueError(f"filters.script: {problem}; write {language}-Latn, for example")
         if self.filters.min_score is not None:
             column = self.filters.min_score.column
             of_tsv = isinstance(column, int)

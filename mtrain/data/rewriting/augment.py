@@ -11,17 +11,26 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mtrain.config.languages import base_language, scripts_of_language
+import regex  # supports Unicode properties
+
+from mtrain.config.languages import base_language, has_spaces, scripts_of_language
 from mtrain.config.sections.augment import Augment
 
 CHANGES = ("uppercase", "titlecase", "drop_final_punctuation", "typos")  # in the order in which they apply
-_CASED = {"LATIN", "CYRILLIC", "GREEK", "ARMENIAN"}  # of the scripts of languages that mtrain knows
-_DOTTED = ("az", "tr")  # languages whose "i" keeps its dot as a capital
-_WORD_START = re.compile(r"(?<!\S)([^\w\s]*)(\w)")
-_FINAL = ".!?…,:;．｡。।॥۔။።։！՜？؟\u037e՞፧，、،：；؛"  # punctuation at the end of sentences and their parts
+_CASED = {"ADLAM", "ARMENIAN", "CHEROKEE", "CYRILLIC", "GEORGIAN", "GREEK", "LATIN"}  # of those in the table
+_DOTTED = ("az", "crh", "gag", "tr")  # languages whose "i" keeps its dot as a capital
+_WORD_START = re.compile(r"(?<!\S)((?:[^\w\s]|[ʰ-ˮ])*)(ij|\w)")  # "ʰ" to "ˮ" have no case, as in ʻOkina
+_GREEK = regex.compile(r"[\p{Greek}\p{M}]+")
+# Greek capitals have no accents, except the word "ή". An accent that divides a diphthong becomes a diaeresis.
+_DIVIDED = regex.compile(r"(?<=[ΑΕΗΙΟΥΩ])\u0301([ΙΥ])(?!\u0308)")
+_ACCENTS = regex.compile(r"^Η\u0301$(*SKIP)(*FAIL)|[\u0300\u0301\u0313\u0314\u0342]")
+_FINAL = regex.compile(r"(?r)[\s\p{Terminal_Punctuation}‥…⋯՜՞༔]+\Z")  # of sentences and their parts
+_MARKS = regex.compile(r"\p{M}*")  # of the letter before, such as vowel signs
+_ENDS_IN_LETTER = regex.compile(r"(?r)\p{L}\p{M}*\Z")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard
 _ERRORS = ("omit", "double", "swap", "replace", "insert", "join", "split")
 _WORDS_PER_ERROR = 10
+_LETTERS_PER_WORD = 3  # about, in languages written without spaces
 # Ranges of code points of several scripts, symbols and emoji.
 _NOISE = (
     *((0xC0, 0x17F), (0x391, 0x3C9), (0x410, 0x44F), (0x531, 0x586), (0x5D0, 0x5EA), (0x620, 0x64A)),
@@ -35,45 +44,61 @@ _PLACEHOLDERS = range(0xD800, 0xE000)  # surrogates: no text contains them, and 
 
 def has_case(text: str, language: str) -> bool:
     """Whether a text is in a script with capital letters: its language is not known to have other scripts
-    only, and most of its letters have a capital form, since a text may be in another language. Georgian
-    counts as having none, because its capitals do not begin words."""
+    only, and most of its letters have a capital form, since a text may be in another language."""
     scripts = scripts_of_language(language)
     if scripts and _CASED.isdisjoint(scripts):
         return False
     letters = [character for character in text if character.isalpha()]
-    return 2 * sum(letter.title() != letter.lower() for letter in letters) > len(letters)
+    return 2 * sum(letter.upper() != letter.lower() for letter in letters) > len(letters)
 
 
 def upper_cased(text: str, language: str) -> str:
-    """The text in upper case, if its script has it."""
+    """The text in upper case, if its script has it, by the rules of Unicode's CLDR for the language."""
     if not has_case(text, language):
         return text
-    return (text.replace("i", "İ") if base_language(language) in _DOTTED else text).upper()
+    match base_language(language):
+        case code if code in _DOTTED:
+            text = text.replace("i", "İ")
+        case "hy":
+            text = text.replace("և", "եվ")
+        case "el" | "grc":
+            text = _GREEK.sub(lambda word: _without_accents(word[0].upper()), text)
+    return text.upper()
+
+
+def _without_accents(word: str) -> str:
+    """A Greek word in upper case without accents and breathings."""
+    word = _DIVIDED.sub("\\1\u0308", unicodedata.normalize("NFD", word))
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", word))
 
 
 def title_cased(text: str, language: str) -> str:
-    """The text with a capital at the beginning of each word, if its script has capitals. Other letters are
-    kept."""
+    """The text with a capital at the beginning of each word, if its script has capitals that begin words,
+    which Georgian ones do not. Other letters are kept."""
     if not has_case(text, language):
         return text
-    dotted = base_language(language) in _DOTTED
+    code = base_language(language)
+    special = {"i": "İ"} if code in _DOTTED else {"nl": {"ij": "IJ"}, "hy": {"և": "Եվ"}}.get(code, {})
 
     def capitalized(match: re.Match[str]) -> str:
-        letter = match[2]
-        return match[1] + ("İ" if dotted and letter == "i" else letter.title())
+        start = match[2]
+        return match[1] + special.get(start, start[0].title() + start[1:])
 
     return _WORD_START.sub(capitalized, text)
 
 
 def without_final_punctuation(text: str) -> str:
     """The text without the punctuation at its end. It is kept if nothing else would be left."""
-    return text.rstrip().rstrip(_FINAL).rstrip() or text
+    return _FINAL.sub("", text, count=1) or text
 
 
-def with_typos(text: str, generator: random.Random) -> str:
+def with_typos(text: str, language: str, generator: random.Random) -> str:
     """The text with typing errors, about one per ten words and at least one. A text of fewer than two letters
     is not changed."""
-    for _ in range(max(1, round(len(text.split()) / _WORDS_PER_ERROR))):
+    words = len(text.split())
+    if not has_spaces(language):
+        words = max(words, sum(map(str.isalpha, text)) // _LETTERS_PER_WORD)
+    for _ in range(max(1, round(words / _WORDS_PER_ERROR))):
         text = _mistyped(text, generator)
     return text
 
@@ -83,23 +108,28 @@ def _mistyped(text: str, generator: random.Random) -> str:
     letters = [i for i, character in enumerate(text) if character.isalpha()]
     if len(letters) < 2:
         return text
-    i, error = generator.choice(letters), generator.choice(_ERRORS)
-    before, after = text[:i], text[i + 1 :]
-    letter = text[i]
+    place, error = generator.choice(letters), generator.choice(_ERRORS)
+    letter = _letter_at(text, place)
+    before, after = text[:place], text[place + len(letter) :]
     if error == "join":
         # Not beside a symbol, which has a placeholder.
         found = re.finditer("(?<![\ud800-\udfff]) (?![\ud800-\udfff])", text)
         spaces = [match.start() for match in found]
-        place = generator.choice(spaces) if spaces else None
-        return before + after if place is None else text[:place] + text[place + 1 :]
-    if error == "split" and before[-1:].isalpha():
+        space = generator.choice(spaces) if spaces else None
+        return before + after if space is None else text[:space] + text[space + 1 :]
+    if error == "split" and _ENDS_IN_LETTER.search(before):
         return f"{before} {letter}{after}"
-    if error == "swap" and after[:1].isalpha() and after[0] != letter:
-        return before + after[0] + letter + after[1:]
+    if error == "swap" and after[:1].isalpha() and (following := _letter_at(after, 0)) != letter:
+        return before + following + letter + after[len(following) :]
     if error in ("replace", "insert"):
-        other = _neighbor(letter, generator) or text[generator.choice(letters)]
+        other = _neighbor(letter, generator) or _letter_at(text, generator.choice(letters))
         return before + other + (letter if error == "insert" else "") + after
     return before + (2 * letter if error == "double" else "") + after
+
+
+def _letter_at(text: str, place: int) -> str:
+    """The letter at a place, with its marks."""
+    return text[place : _MARKS.match(text, place + 1).end()]
 
 
 def _neighbor(letter: str, generator: random.Random) -> str | None:
@@ -139,7 +169,7 @@ class Side(NamedTuple):
         elif name == "titlecase":
             hidden = title_cased(hidden, self.language)
         elif name == "typos":
-            hidden = with_typos(hidden, generator)
+            hidden = with_typos(hidden, self.language, generator)
         else:
             hidden = without_final_punctuation(hidden)
         return hidden.translate(dict(zip(_PLACEHOLDERS, found, strict=False)))

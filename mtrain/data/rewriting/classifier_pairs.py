@@ -24,7 +24,7 @@ BAD, GOOD = 0, 1  # the classes
 _NEIGHBORS = 50  # pairs of the most similar lengths, among which the other pair of a corruption is drawn
 _KEPT = (0.2, 0.8)  # share of the words that are left of a truncated side
 _REPLACED = (0.3, 0.9)  # share of the words that are replaced
-_DIGIT = re.compile(r"[0-9]")
+_DIGIT = re.compile(r"\d")
 _MOST_DIGITS = 4  # of a number that is inserted, at most
 
 
@@ -223,10 +223,12 @@ def _random_number(generator: random.Random) -> str:
 
 def _changed_number(text: str, generator: random.Random) -> str:
     """A text with one digit, or with all digits of one number, replaced by others."""
-    numbers = list(re.finditer("[0-9]+", text))
+    numbers = list(re.finditer(r"\d+", text))
     number = generator.choice(numbers)
     places = [generator.randrange(*number.span())] if generator.random() < 0.5 else range(*number.span())
     characters = list(text)
     for place in places:
-        characters[place] = generator.choice([digit for digit in "123456789" if digit != text[place]])
+        value = int(text[place])
+        new = generator.choice([digit for digit in range(1, 10) if digit != value])
+        characters[place] = chr(ord(text[place]) - value + new)  # a digit of the same script
     return "".join(characters)

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from sentencepiece import SentencePieceNormalizer
 
+from mtrain.config.languages import are_spaced
 from mtrain.data.reading.blocks import Block
 from mtrain.data.reading.records import count_signs
 from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
 from mtrain.data.scanning.normalization import Change, ChangeCounter
 from mtrain.data.scanning.sides import Shift, find_shifts
 from mtrain.data.text.hashes import common
+from mtrain.data.text.sizes import measure
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -48,7 +50,7 @@ class BlockFindings(NamedTuple):
     empty: int
     bad: int
     unreadable: list[str]  # the first bad pairs, as `file:line: reason`
-    lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
+    lengths: tuple[list[int], list[int]]  # pairs by words of source and target (see `count_words`)
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     changes: tuple[Counter[Change], ...]  # by normalization, of source and target
@@ -86,7 +88,7 @@ class BlockCheck:
     def check(self, block: Block, corpus: int, unfiltered: Block) -> BlockFindings:
         """Check a block of corpus number `corpus` (from 0). `unfiltered` also has the pairs that filters
         leave out: shifts can only be found in consecutive pairs."""
-        usable = block.usable()
+        usable, scripts = block.usable(), self.scripts[corpus]
         sources, targets = usable.sources, usable.targets
         needs_normalized = self.keep_source_hashes or bool(len(self.evaluation_hashes.pairs))
         hashes = hash_all(sources, targets, needs_normalized)
@@ -99,7 +101,7 @@ class BlockCheck:
             empty=len(block.sources) - len(sources),
             bad=len(block.errors),
             unreadable=first_errors(block),
-            lengths=(count_words(sources), count_words(targets)),
+            lengths=(count_words(sources, scripts[0]), count_words(targets, scripts[1])),
             ratios=_histogram(ratios, RATIO_BINS),
             suspicious=self._suspicious(usable, corpus, np.flatnonzero(extreme).tolist()),
             changes=tuple(counter.count(texts) if counter else Counter() for counter, texts in sides),
@@ -145,9 +147,13 @@ def first_errors(block: Block) -> list[str]:
     return [*map(str, islice(block.errors.values(), PLACES))]
 
 
-def count_words(texts: Sequence[str]) -> list[int]:
-    """How many texts have how many words, in LENGTH_BINS."""
-    words = np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
+def count_words(texts: Sequence[str], scripts: Sequence[str]) -> list[int]:
+    """How many texts have how many words, in LENGTH_BINS. In scripts without spaces, each character counts
+    as a word."""
+    if are_spaced(scripts):
+        words = np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
+    else:
+        words = measure(texts).visible
     return _histogram(words, LENGTH_BINS)
 
 

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+import regex
 from xxhash import xxh3_64_intdigest
 
 from mtrain.tokenizer.rows import Ids
@@ -16,6 +17,7 @@ MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes that differ in few bits
 LETTERS = 0x40000  # code points, after which Unicode has no letters
 _SPACE = ord(" ")
 _SEVERAL = 2**32 - 1  # not a code point
+_MARKS = regex.compile(r"(?V1)[[\p{Mn}\p{Mc}]--\p{Variation_Selector}]+")  # of letters, such as vowel signs
 _TEXTS = 1000  # that are normalized at a time; more would not fit into the processor's cache
 
 
@@ -66,10 +68,14 @@ def code_points(text: str) -> CodePoints:
 @cache
 def _replacements() -> CodePoints:
     """The code point that replaces each one: itself, without case, if that is NUL or part of a word (as the
-    regular expression `\\w` defines it), otherwise a space. It is `_SEVERAL` if a character without case is
-    several, such as "ss" for "ß". The last one stands for all others, which are no letters."""
+    regular expression `\\w` defines it, or a mark of a letter), otherwise a space. It is `_SEVERAL` if a
+    character without case is several, such as "ss" for "ß". The last one stands for all others, which are no
+    letters."""
     codes = np.full(LETTERS + 1, _SPACE, np.uint32)
-    for code, folded in enumerate(map(str.casefold, map(chr, range(LETTERS)))):
+    characters = "".join(map(chr, range(LETTERS)))
+    for run in _MARKS.finditer(characters):
+        codes[run.start() : run.end()] = range(*run.span())
+    for code, folded in enumerate(map(str.casefold, characters)):
         if len(folded) > 1:
             codes[code] = _SEVERAL
         elif folded.isalnum() or folded in "_\0":

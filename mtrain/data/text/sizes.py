@@ -11,6 +11,9 @@ import regex  # supports newer versions of Unicode than `unicodedata`
 from mtrain.data.text.hashes import LETTERS, code_points
 
 _TEXTS = 1000  # that are counted at a time; more would not fit into the processor's cache
+_INVISIBLE = range(0xE0000, 0xE1000)  # code points of tags and of variants of Chinese characters
+_ETHIOPIC_SPACE = "\u1361"
+_BETWEEN_WORDS = regex.compile(rf"(?<=[\p{{L}}\p{{M}}]){_ETHIOPIC_SPACE}(?=\p{{L}})")
 _OTHER, _LETTER, _DIGIT, _FORMAT, _SPACE = range(5)
 _CATEGORIES = {  # of characters, by kind
     _LETTER: r"[\p{L}\p{M}\p{Nl}--\p{Me}]",  # Nl: numbers that are letters, such as the Chinese 0
@@ -25,7 +28,7 @@ class TextSizes(NamedTuple):
 
     characters: PerText  # without the spaces around the text
     visible: PerText  # characters that have a glyph
-    words: PerText  # separated by spaces
+    words: PerText  # separated by spaces or Ethiopic wordspaces
     longest_word: PerText  # in characters
     letters: PerText  # with combining marks, such as the vowel signs of Hindi
     has_digits: npt.NDArray[np.bool_]
@@ -38,7 +41,10 @@ def measure(texts: Sequence[str]) -> TextSizes:
 
 
 def _measure(texts: Sequence[str]) -> TextSizes:
-    points = code_points("\0".join([*texts, ""]))
+    joined = "\0".join([*texts, ""])
+    if _ETHIOPIC_SPACE in joined:
+        joined = _BETWEEN_WORDS.sub(" ", joined)
+    points = code_points(joined)
     kinds = _kinds().take(points, mode="clip")
     text_ends = np.flatnonzero(points == 0)[: len(texts)]
     text_starts = np.append(0, text_ends + 1)[: len(texts)]
@@ -64,7 +70,8 @@ def _measure(texts: Sequence[str]) -> TextSizes:
 def _kinds() -> npt.NDArray[np.uint8]:
     """The kind of each code point. The last one stands for all others, which are neither letters nor
     spaces."""
-    kinds = np.full(LETTERS + 1, _OTHER, np.uint8)
+    kinds = np.full(_INVISIBLE.stop + 1, _OTHER, np.uint8)
+    kinds[_INVISIBLE] = _FORMAT
     characters = "".join(map(chr, range(LETTERS)))
     for kind, category in _CATEGORIES.items():
         for run in regex.finditer(f"(?V1){category}+", characters):

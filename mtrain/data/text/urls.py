@@ -19,10 +19,12 @@ _URL = regex.compile(
         [a-z0-9\-._~:/?\#\[\]@!$&'()*+,;=%]
       | [[\p{{Latin}}\p{{M}}]--[\uff00-\uffef]]
       | (?<![a-z0-9]) [[\p{{L}}\p{{N}}]--[{_WITHOUT_SPACES}]]
+      | (?<=[[\p{{L}}\p{{M}}]--\p{{Latin}}]) [\u200c\u200d] (?=\p{{L}})  # joiners, as in Persian words
     )+"""
 )
 _ENCODED = re.compile("(?:%[89a-f][0-9a-f])+", re.IGNORECASE)  # characters outside ASCII
-_CASE_ENDING = re.compile(r"'\w{1,5}$")  # or a possessive ending
+# Also a possessive one. After a hyphen, as in Georgian and Armenian, it is in another script than the URL.
+_CASE_ENDING = regex.compile(r"(?V1)(?:'\w{1,5}|(?<=[a-zA-Z0-9/])-[[\p{L}\p{M}]--\p{Latin}]{1,5})$")
 _AFTER_URL = ".,;:!?'*_~([/"  # punctuation that follows a URL, and its optional final slash
 _HOST = re.compile(r"\w+://[^/?#]*|[^/?#]*")
 

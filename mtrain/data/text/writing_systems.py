@@ -12,7 +12,9 @@ import numpy.typing as npt
 from mtrain.data.text.hashes import code_points
 
 _FIRST_WORD = re.compile("[A-Z]+")
-_GROUPS = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # Japanese mixes all three
+# Chinese and Japanese mix these. "々" is an ideographic iteration mark.
+_GROUPS = dict.fromkeys(("HIRAGANA", "KATAKANA", "HENTAIGANA", "BOPOMOFO", "IDEOGRAPHIC"), "CJK")
+_GROUPS["MODIFIER"] = ""  # letters of several scripts, such as the ʻokina
 _UNKNOWN = 2  # not a weight of `ScriptFilter`
 _CODE_POINTS = 0x110000
 _LATIN_END = 0x250  # the code point after the last Latin letter of several blocks in a row
@@ -20,11 +22,12 @@ _LATIN_END = 0x250  # the code point after the last Latin letter of several bloc
 
 @cache
 def _script_of(character: str) -> str:
-    """The script of a letter, from its Unicode name; empty for other characters."""
-    if not character.isalpha():
-        return ""
-    name = _FIRST_WORD.match(unicodedata.name(character, ""))
-    return _GROUPS.get(name[0], name[0]) if name else ""
+    """The script of a letter, from its Unicode name; empty for other characters. Full-width, half-width and
+    mathematical letters have the script of the ordinary ones."""
+    ordinary = unicodedata.normalize("NFKC", character) if character.isalpha() else ""
+    names = (_FIRST_WORD.match(unicodedata.name(each, "")) for each in filter(str.isalpha, ordinary))
+    scripts = (_GROUPS.get(name[0], name[0]) for name in names if name)
+    return next(filter(None, scripts), "")
 
 
 def script_of(text: str) -> str:
@@ -76,10 +79,10 @@ class ScriptFilter:
 
 
 def _not_surely_latin(texts: Sequence[str]) -> list[int]:
-    """The indices of the texts with a character after Latin Extended-B, or one like "ª" and "º", which are
-    letters of no script. All other letters before `_LATIN_END` are Latin ones."""
+    """The indices of the texts with a character after Latin Extended-B, or with "µ" (Greek). All other
+    letters before `_LATIN_END` are Latin ones."""
     # UTF-16 stores a character of more than 16 bits as two codes, which are both above `_LATIN_END`.
     codes = np.frombuffer("\0".join([*texts, ""]).encode("utf-16-le"), np.uint16)
-    found = np.flatnonzero((codes >= _LATIN_END) | ((codes >= ord("ª")) & (codes <= ord("º"))))
+    found = np.flatnonzero((codes >= _LATIN_END) | (codes == ord("µ")))
     rows: list[int] = np.unique(np.searchsorted(np.flatnonzero(codes == 0), found)).tolist()
     return rows

@@ -26,26 +26,29 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
   const table = place.querySelector("table"), buttons = place.querySelector(".heads");
   function show(kind, layer, head) {
     const { rows, columns, name } = map.kinds[kind], values = matrix(kind, layer, head);
-    const cell = (tag, text, scope) => {
-      const element = document.createElement(tag);
-      element.textContent = text;
-      if (scope) element.scope = scope;
-      return element;
+    const cell = (text) => {
+      const td = document.createElement("td");
+      td.textContent = text;
+      return td;
     };
+    const heading = (token, scope) => {
+      const th = document.createElement("th"), bdi = document.createElement("bdi");
+      th.scope = scope;
+      bdi.textContent = token;
+      th.append(bdi);
+      return th;
+    };
+    const isolated = (token) => `\u2068${token}\u2069`;  // as <bdi> does in HTML
     table.caption.textContent = `${name}, layer ${layer + 1}, ${head === null ? "mean of the heads" : `head ${head + 1}`}`;
     const top = document.createElement("tr");
-    top.append(cell("td", ""), ...columns.map((text) => {
-      const th = cell("th", "", "col");
-      th.append(cell("span", text));
-      return th;
-    }));
+    top.append(cell(""), ...columns.map((token) => heading(token, "col")));
     table.tHead.replaceChildren(top);
     table.tBodies[0].replaceChildren(...rows.map((text, r) => {
       const line = document.createElement("tr");
-      line.append(cell("th", text, "row"), ...columns.map((to, c) => {
-        const value = values[r * columns.length + c], td = cell("td", value >= 5 ? value : "");
+      line.append(heading(text, "row"), ...columns.map((to, c) => {
+        const value = values[r * columns.length + c], td = cell(value >= 5 ? value : "");
         td.style.setProperty("--w", value);
-        td.title = `${text} → ${to}: ${value}%`;
+        td.title = `${isolated(text)} → ${isolated(to)}: ${value}%`;
         return td;
       }));
       return line;

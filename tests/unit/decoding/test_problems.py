@@ -47,6 +47,8 @@ def test_usual_translations_have_no_problem(source: str, translation: str):
         ("Er ist schönönönönönön", "looping"),
         ("Ein Mann ................", "looping"),
         ("男男男男男男男男男男", "looping"),
+        ("वह वह वह वह वह वह।", "looping"),
+        ("هو هو هو هو هو هو؟»", "looping"),
         ("Ein Mann MANN Mann mann mann!", "looping"),
         (f"Ein {'Mann in einem sehr blauen Hemd reinigt das Fenster und ' * 5}", "looping"),
         ("Ja.", "extreme_length"),

@@ -88,7 +88,10 @@ def test_an_index_or_a_score_is_no_side(tmp_path):
     assert table.header
     assert [(column.key, column.name) for column in text_columns(table)] == [(1, "a"), (2, "b")]
     rest = (numbers[1:], SOURCES[1:], TARGETS[1:], scores[1:])
-    for first in ("0\tGo.\tVa !\t", "0\tGo\tVa\tnan", "\tGo.\tVa !\t1.5", "0\tGo\tVa\t1e-05"):
+    for first in (
+        *("0\tGo.\tVa !\t", "0\tGo\tVa\tnan", "\tGo.\tVa !\t1.5", "0\tGo\tVa\t1e-05"),
+        *("\tयह\tहै।\t1.5", "\tما\tهذا؟\t1.5"),
+    ):
         assert not read_table(tsv(tmp_path, *rest, header=first), "tsv").header
 
 

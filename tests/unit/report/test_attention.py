@@ -65,6 +65,7 @@ def test_the_page_has_a_table_of_percentages_and_data_for_all_heads(translator):
     assert len(elements.of("table")) == len(elements.of("caption")) == 2
     headings = [tag for tag, _ in elements.found if tag in ("h1", "h2", "h3")]
     assert headings == ["h1", "h2", "h2"]
+    assert len(elements.of("bdi")) == len(elements.of("th")) > 4  # tokens of either direction
     data = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', page)[0])
     [found] = attention_maps(translator, ["It rains."], ["Es regnet."])
     packed = np.frombuffer(zlib.decompress(base64.b64decode(data["packed"])), np.uint8)

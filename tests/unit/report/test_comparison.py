@@ -49,6 +49,13 @@ def test_words_that_differ_are_marked():
     assert {"runs", "dog"} <= {*elements.texts["del"]} and {"walks", "bird"} <= {*elements.texts["ins"]}
 
 
+def test_each_text_has_its_own_direction():
+    sources = ["هل يعمل iPhone؟", "b", "c", "d"]
+    elements = Elements(page_of(["bleu"], sources))
+    directions = [each["dir"] for each in elements.of("p") if "dir" in each]
+    assert directions.count("rtl") == 1 and len(directions) == 3 * 4
+
+
 def test_text_is_escaped():
     page = page_of(["bleu"], ["<script>alert(1)</script>", "a", "b", "c"])
     assert "<script" not in page and "<dog" not in page and "<model" not in page

@@ -73,7 +73,16 @@ def test_the_page_has_a_structure_that_screen_readers_use(run_dir):
 
 def test_the_sentences_whose_attention_is_drawn_can_be_given(run_dir):
     page = report_page([run_dir], ["The sun rains."])
-    assert page.count("data-attention>") == 1 and '<h3 dir="auto">The sun rains.</h3>' in page
+    assert page.count("data-attention>") == 1 and '<h3 dir="ltr" lang="en">The sun rains.</h3>' in page
+
+
+def test_attention_is_drawn_of_short_sentences_with_or_without_spaces(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    sources = ["猫在睡觉" * 20, "It rains all day. " * 9, "猫在睡觉", "It rains.", "雨", "Snow."]
+    sentences = [{"source": source, "reference": "x", "translation": "y"} for source in sources]
+    (run / "samples.jsonl").write_text(json.dumps({"step": 1, "sentences": sentences}) + "\n")
+    drawn = re.findall(r'data-attention><h3 dir="ltr" lang="en">(.*?)</h3>', report_page([run]))
+    assert drawn == sources[2:5]
 
 
 def test_an_old_run_has_a_page_that_names_what_is_missing(run_dir, tmp_path):
@@ -111,7 +120,7 @@ def test_the_page_of_a_long_run_is_small(run_dir, tmp_path):
     assert len(page.encode()) < 3_000_000
     data = curve_data(page)
     assert data["axes"][data["charts"]["loss"]["series"][0]["axis"]]["steps"][-1] == 100_000
-    rows = re.findall(r'<th scope="row">([\d,]+)</th><td dir="auto" lang="de">', page)
+    rows = re.findall(r'<th scope="row">([\d,]+)</th><td dir="ltr" lang="de">', page)
     assert rows[0] == "500" and "100,000" in rows and len({*rows}) == 10
 
 

@@ -1,6 +1,7 @@
 """Outputs: streams, and files that appear only when they are complete."""
 
 import gzip
+import logging
 import os
 import resource
 import subprocess
@@ -9,9 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli.console.output import open_output, write_lines
+from mtrain.cli.console.output import open_output, shown_on, write_lines
+from mtrain.cli.console.terminal import start_logging
 from mtrain.errors import StorageError
 from tests.support.faults.processes import run_in_child
+
+ARABIC = "هل يعمل iPhone؟"
+
+
+def test_right_to_left_text_is_isolated_in_lines_of_a_terminal_with_other_text(monkeypatch, capsys):
+    """Never in a line of its own, which may be copied, nor in files and pipes."""
+    monkeypatch.setenv("TERM", "dumb")
+    text = f"{ARABIC}\t-0.5\t0-0\n{ARABIC}\nHello\t-1\n"
+    for is_terminal in (False, True):
+        isolated = f"\u2068{ARABIC}\u2069" if is_terminal else ARABIC
+        for stream in (sys.stdout, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        start_logging(quiet=False, debug=False)
+        logging.getLogger("mtrain.test").info("%s: %s (%d)", Path("x.ar"), ARABIC, 3)
+        shown_on(sys.stdout, columns=True).write(text)
+        assert capsys.readouterr() == (text.replace(ARABIC, isolated, 1), f"x.ar: {isolated} (3)\n")
+    logging.getLogger("mtrain.test").info("%s: %s", "a\x1b\u2068", "b")  # the marks of others are escaped
+    shown_on(sys.stdout, columns=True).write("\u2068b\tc\n")
+    shown_on(sys.stdout).write(f"{ARABIC}\t{ARABIC}\n")
+    assert capsys.readouterr() == (f"\\u2068b\tc\n{ARABIC}\t{ARABIC}\n", "a\\x1b\\u2068: b\n")
 
 
 def test_each_line_is_visible_before_the_next_one_is_made(tmp_path):

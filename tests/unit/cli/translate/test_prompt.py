@@ -86,6 +86,15 @@ def test_attention_has_a_row_for_each_target_token_and_a_shade_for_each_weight()
     assert picture == ["1:\u2581a 2:b\\x1b", "      1  2", "  \u2581x ██   ", "</s> ▒▒ ▒▒"]
 
 
+def test_attention_is_aligned_and_right_to_left_tokens_are_isolated_on_a_terminal(monkeypatch):
+    weights = np.array([[0.9, 0.1], [0.5, 0.45], [0, 0]])
+    pieces = ["\u2581ال", "</s>"], ["漢字", "ที่", "abcdef"]
+    plain = draw_attention(*pieces, weights).split("\n")
+    assert plain == ["1:\u2581ال 2:</s>", "        1  2", "  漢字 ██   ", "     ที่ ▒▒ ▒▒", "abcdef      "]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert draw_attention(*pieces, weights).split("\n") == ["1:\u2068\u2581ال\u2069 2:</s>", *plain[1:]]
+
+
 def test_control_characters_of_a_translation_are_escaped_at_a_terminal(run_dir, monkeypatch, capsys):
     translator = Translator.load(run_dir, "cpu")
     [known] = translator.translate(["It rains."])

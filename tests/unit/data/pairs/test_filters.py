@@ -26,6 +26,7 @@ LONG = "a" * 41
 CASES: list[tuple] = [
     ({"min_words": 2}, [("a b", "c d"), ("a\u3000b", "c  d ")], [("a b", "c"), (" a ", "c d")]),
     ({"max_words": 2}, [("a b", "c\td"), (LONG, "c")], [("a b", "c d e"), ("a\u2028b c", "d")]),
+    ({"max_words": 2}, [("ሰላም፡ለዓለም።", "c")], [("ሰላም፡ለዓለም፡ሁሉ፡፡", "c")]),  # Ethiopic wordspaces
     ({"max_word_length": 40}, [(LONG[1:] + " b", "c"), ("…" * 40, "d")], [(LONG, "c"), ("d", "b " + LONG)]),
     ({"max_ratio": 3.0}, [("abc", "d"), ("a", "b  "), (" a", "bcd")], [("a", "bcde"), ("é" * 7, "ab")]),
     (
@@ -37,6 +38,7 @@ CASES: list[tuple] = [
             ("ကျွန်ုပ်တို့ ယခု အိမ်ပြန်နေကြသည်။", "ពួកគេមិនយល់ទេ។"),
             ("a\u200d\u200d", "ක්\u200dරී"),  # joiners are invisible
             ("二〇〇〇", "a"),  # the Chinese zero
+            ("葛\U000e0100 1", "a"),  # a variant of a Chinese character
         ],
         [
             ("1", "a"),
@@ -72,6 +74,9 @@ CASES: list[tuple] = [
             ("12,34,567", "1.234.567"),
             ("١٬٠٠٠", "1 000"),
             ("１，０００円", "1000"),
+            ("۱۲", "၁၂"),
+            ("𞥑𞥒", "१२"),
+            ("٣٫١٤", "3.14"),
             ("1,000.5", "1.000,5"),
         ],
         [("in 3 days", "in 4 Tagen"), ("two", "2"), ("1,000", "100"), ("12", "21"), ("2010 500", "2010500")],
@@ -130,10 +135,61 @@ def test_words_are_not_counted_in_languages_without_spaces():
         ("el", "Ελλάδα", "Ellada"),
         ("hi", "हिन्दी", "Hindi"),
         ("tlh-Latn", "tlhIngan", "Клингон"),
+        ("en", "Ｈｅｌｌｏ", "Ηελλο"),  # full-width
+        ("ja", "ﾃﾞｰﾀ", "Data"),  # half-width
+        ("zh", "ㄋㄧˇㄏㄠˇ", "Nihao"),
+        ("bn", "বাড়ি ঢাকা", "bari"),
+        ("ms", "Selamat pagi", "Доброе утро"),
+        ("ha", "Ina kwana", "Доброе утро"),
+        ("ff", "𞤀𞤣𞤤𞤢𞤥", "Адлам"),
+        ("ff-Adlm", "𞤀𞤣𞤤𞤢𞤥", "Adlam"),
+        ("ka", "ᲥᲐᲠᲗᲣᲚᲘ ქართული", "kartuli"),
+        ("ur-Aran", "اردو", "Urdu"),
     ],
 )
 def test_the_script_is_that_of_the_language(language, good, bad):
     assert reasons([(good, "a"), (bad, "a")], languages=(language, "de"), script=True) == [None, "script"]
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("th", "วันนี้ฉันซื้อหนังสือ ๓ เล่มที่ https://a.org/bนะ"),
+        ("lo", "ມື້ນີ້ຂ້ອຍຊື້ປຶ້ມ ໓ ຫົວ https://a.org/b."),
+        ("km", "ថ្ងៃនេះខ្ញុំទិញសៀវភៅ៣ក្បាលនៅ https://a.org/b។"),
+        ("my", "ဒီနေ့ ကျွန်တော် စာအုပ် ၃ အုပ် ဝယ်ခဲ့တယ် https://a.org/b။"),
+        ("bo", "དེ་རིང་ངས་དཔེ་ཆ་ ༣ ཉོས་པ་ཡིན། https://a.org/b །"),
+        ("ja", "今日は本を３冊ﾈｯﾄで買いました（https://a.org/b）。"),
+        ("zh-TW", "今天下午我和我的妹妹一起在https://a.org/b買了3本書。"),
+        ("ko", "오늘 https://a.org/b에서 책 3권을 샀어요."),
+        ("hi-IN", "आज मैंने https://a.org/b से ३ किताबें खरीदीं।"),
+        ("bn", "আজ আমি https://a.org/b থেকে ৩টি বই কিনেছি।"),
+        ("ta", "இன்று நான் https://a.org/b இல் 3 புத்தகங்கள் வாங்கினேன்."),
+        ("si", "අද මම https://a.org/b වලින් පොත් 3ක් මිලදී ගත්තා, ශ්\u200dරී."),
+        ("am", "ዛሬ፡3፡መጻሕፍት፡ገዛሁ፡፡ https://a.org/b።"),
+        ("ka", "დღეს https://a.org/b-ზე 3 წიგნი ვიყიდე."),
+        ("ar", "اشتريت اليوم ٣ كتب من https://a.org/b، هل تصدق؟"),
+        ("fas_Arab", "امروز ۳ کتاب از https://a.org/b می\u200cخرم."),
+        ("he", "הַיּוֹם קָנִיתִי 3 סְפָרִים ב־https://a.org/b, צה״ל."),
+        ("ur", "آج میں نے https://a.org/b سے ۳ کتابیں خریدیں۔"),
+        ("el", "Σήμερα αγόρασα 3 βιβλία από το https://a.org/b;"),
+        ("hy", "Այսօր https://a.org/b-ից 3 գիրք գնեցի և կարդացի։"),
+        ("ff-Adlm", "𞤢𞤣𞤤𞤢𞤥 𞥓 𞤥𞤢𞤥 𞤢𞤣𞤤𞤢𞤥 https://a.org/b"),
+        ("chr-Cher", "ᎣᏏᏲ ꭳꮟᏺ 3 ᏣᎳᎩ ᎤᏃᎯᏳᎯ https://a.org/b"),
+        ("nqo-Nkoo", "ߒߞߏ ߒߞߏ ߃ ߒߞߏ ߒߞߏ ߒߞߏ https://a.org/b߹"),
+        ("az", "Bu gün https://a.org/b saytından 3 kitab aldım."),
+    ],
+)
+def test_good_text_of_each_script_is_kept(language, text):
+    filters = {"min_words": 1, "max_words": 15, "max_word_length": 20, "max_ratio": 4, "min_alphabetic": 0.4}
+    filters |= {"script": True, "copied": True, "same_numbers": True, "same_urls": True}
+    pairs = [(text, "Today I bought 3 books from https://a.org/b.")]
+    assert reasons(pairs, languages=(language, "en"), **filters) == [None]
+
+
+def test_a_script_that_is_not_known():
+    with pytest.raises(ValueError, match="the script of en-Dsrt is not known; write en-Latn, for example"):
+        reasons([("𐐨𐐩𐐪", "a")], languages=("en-Dsrt", "de"), script=True)
 
 
 def test_language_identification():

@@ -357,6 +357,12 @@ def test_a_sample_is_segmented_with_the_tokenizer(corpora):
     assert "tokens per word" in format_report(findings)
 
 
+def test_in_scripts_without_spaces_each_character_counts_as_a_word(corpora):
+    pairs = [("猫在睡觉。" * 5, "the cat sleeps " * 4)] * 3 + [("ภาษา ไทย", "Thai")]
+    found = check_data(corpora(pairs).data)
+    assert found.lengths == ([0, 1, 0, 3, 0, 0, 0], [1, 0, 3, 0, 0, 0, 0])
+
+
 def test_fit_checks_the_data_before_it_first_encodes_it(corpora, caplog):
     config = corpora(GOOD, validation=GOOD[:2])
     for expected in (1, 0):

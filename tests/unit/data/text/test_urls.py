@@ -32,6 +32,12 @@ A = "https://example.org/a"
         f"{A}'yı ziyaret edin",
         f"{A}’s first page",
         f"{A}—it is free",
+        f"{A}\u200cهای دیگر",  # a Persian ending
+        f"እዩ {A}።",
+        f"ב־{A}׃",
+        f"{A}؛ ثم",
+        f"{A}-ზე 3",
+        f"{A}-ից 3",
         f"{A}…",
         f"HTTPS://Example.ORG/a/ and {A}, {A}",
     ],
@@ -56,6 +62,9 @@ def test_a_url_ends_before_the_text_around_it(text):
         ("https://de.wikipedia.org/wiki/K%C3%B6ln.", ["https://de.wikipedia.org/wiki/Köln"]),
         ("https://пример.рф/страница, да", ["https://пример.рф/страница"]),
         ("https://hi.wikipedia.org/wiki/भारत।", ["https://hi.wikipedia.org/wiki/भारत"]),
+        ("https://fa.wikipedia.org/wiki/می\u200cخواهم.", ["https://fa.wikipedia.org/wiki/می\u200cخواهم"]),
+        ("https://a.org/%D9%85%DB%8C%E2%80%8C%D8%AE", ["https://a.org/می\u200cخ"]),
+        ("https://example.org/a-длинное-имя", ["https://example.org/a-длинное-имя"]),
         ("www. and www... and https:// and none", []),
     ],
 )
