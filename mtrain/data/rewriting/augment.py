@@ -9,6 +9,7 @@ import random
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import regex  # supports Unicode properties
@@ -24,8 +25,8 @@ _GREEK = regex.compile(r"[\p{Greek}\p{M}]+")
 # Greek capitals have no accents, except the word "ή". An accent that divides a diphthong becomes a diaeresis.
 _DIVIDED = regex.compile(r"(?<=[ΑΕΗΙΟΥΩ])\u0301([ΙΥ])(?!\u0308)")
 _ACCENTS = regex.compile(r"^Η\u0301$(*SKIP)(*FAIL)|[\u0300\u0301\u0313\u0314\u0342]")
-_FINAL = regex.compile(r"(?r)[\s\p{Terminal_Punctuation}‥…⋯՜՞༔]+\Z")  # of sentences and their parts
-_MARKS = regex.compile(r"\p{M}*")  # of the letter before, such as vowel signs
+_FINAL = r"[\s\p{Terminal_Punctuation}‥…⋯՜՞༔]"  # punctuation of sentences and their parts, and spaces
+_CODE_POINTS = 0x20000  # among which they are
 _ENDS_IN_LETTER = regex.compile(r"(?r)\p{L}\p{M}*\Z")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard
 _ERRORS = ("omit", "double", "swap", "replace", "insert", "join", "split")
@@ -89,7 +90,12 @@ def title_cased(text: str, language: str) -> str:
 
 def without_final_punctuation(text: str) -> str:
     """The text without the punctuation at its end. It is kept if nothing else would be left."""
-    return _FINAL.sub("", text, count=1) or text
+    return text.rstrip(_final_characters()) or text
+
+
+@cache
+def _final_characters() -> str:
+    return "".join(regex.findall(_FINAL, "".join(map(chr, range(_CODE_POINTS)))))
 
 
 def with_typos(text: str, language: str, generator: random.Random) -> str:
@@ -128,8 +134,11 @@ def _mistyped(text: str, generator: random.Random) -> str:
 
 
 def _letter_at(text: str, place: int) -> str:
-    """The letter at a place, with its marks."""
-    return text[place : _MARKS.match(text, place + 1).end()]
+    """The letter at a place, with its marks, such as vowel signs."""
+    end = place + 1
+    while end < len(text) and unicodedata.category(text[end])[0] == "M":
+        end += 1
+    return text[place:end]
 
 
 def _neighbor(letter: str, generator: random.Random) -> str | None:
