@@ -12,7 +12,7 @@ from mtrain.checkpoint.checkpoint import record_validation
 from mtrain.checkpoint.state import TrainState
 from mtrain.device import release_cached_memory
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import DivergedError, ModelError
+from mtrain.errors import DivergedError, ModelError, StorageError
 from mtrain.evaluation.metrics import TITLES
 from mtrain.model.build import AnyModel
 from mtrain.training.records.best_model import publish_best
@@ -205,13 +205,14 @@ class ModelSelection:
                 scores = self.scores_of(model)
                 with self.ranks.agreed():
                     if scores is not None:
-                        self._record(scores, self._compare(scores, model, saved()))
+                        is_saved = saved()
+                        self._record(scores, self._compare(scores, model, is_saved), is_saved)
             self._share_outcome()
             return True
         return False
 
     def _compare(self, scores: Scores | ClassifierScores, model: AnyModel, saved: bool) -> TrainState:
-        """The state after a validation, which is on disk if the weights are `saved`."""
+        """The state after a validation. The weights can only be the best ones if they are `saved`."""
         state, compared = self.state, _comparable(scores)
         improved = is_better(compared, state.best_scores, self.validator.leading_metric)
         is_best = improved and saved
@@ -232,18 +233,26 @@ class ModelSelection:
             outcome.best_step, outcome.best_alignment_layer = state.step, layer
             outcome.best_metric = self.validator.leading_metric
             outcome.best_score, outcome.best_scores = self._value_of(scores), compared
-        if saved:
-            record_validation(self.run_dir, outcome)
         return outcome
 
-    def _record(self, scores: Scores | ClassifierScores, outcome: TrainState) -> None:
-        """Adopt the outcome of a validation, log it, and record its translations. Rank 0 does this before it
-        waits for others: once the outcome is on disk, a resumed run does not repeat the validation."""
-        self.state.adopt_validation(outcome.outcome_of_validation())
-        is_best = self.state.best_step == self.state.step
+    def _record(self, scores: Scores | ClassifierScores, outcome: TrainState, saved: bool) -> None:
+        """Log a validation, record its translations, then its outcome, and adopt that. Rank 0 does this
+        before it waits for others.
+
+        Once the outcome is on disk, a resumed run does not repeat the validation, so it comes last. If it
+        cannot be written, the validation has failed, and its line of metrics is removed.
+        """
+        is_best = outcome.best_step == outcome.step
         self.progress.log_validation(scores, is_best)
         if self.validator.texts:
-            record_translations(self.run_dir, self.state.step, self.validator.texts, is_best)
+            record_translations(self.run_dir, outcome.step, self.validator.texts, is_best)
+        if saved:
+            try:
+                record_validation(self.run_dir, outcome)
+            except StorageError:
+                self.progress.remove_later_records()
+                raise
+        self.state.adopt_validation(outcome.outcome_of_validation())
 
     def _warn(self, message: str, *values: object) -> None:
         if self.ranks.is_first:

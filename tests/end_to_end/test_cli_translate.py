@@ -188,6 +188,8 @@ def test_continue_needs_an_output_that_was_interrupted(mtrain, run_dir, corpus, 
         code, _, err = mtrain(*job, "--continue")
         assert code == 2 and "there is nothing to resume" in one_line(err)
         assert (tmp_path / "out").read_text() == contents
+    (tmp_path / "out").unlink()  # as after an interruption before the first answer
+    assert mtrain(*job, "--continue")[0] == 0 and (tmp_path / "out").read_text() == EXPECTED
 
 
 def decompressed(file: Path) -> str:

@@ -1,11 +1,15 @@
 """Fault 30: a failing validation costs no training. The state is saved first, and later ones try again."""
 
 import json
+import os
 import shutil
+import signal
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,9 +20,11 @@ from mtrain.config.schema import Config
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.store import LostRankError
 from mtrain.errors import DivergedError, ModelError, StorageError, UsageError
+from mtrain.model.build import AnyModel
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.validation.translation import Scores
 from tests.support.faults.file_operations import Operation, on_file_operation
+from tests.support.faults.processes import run_in_child
 from tests.support.faults.saves import Killed, no_space
 from tests.support.training import (
     fit_on_cpu,
@@ -32,6 +38,7 @@ from tests.support.training import (
 
 NOT_FINITE = ModelError("the model's outputs are not finite")
 EXCLUDED = UsageError("the decoding constraints exclude every translation")
+TRANSLATIONS = "samples.jsonl", "best_validation.json"  # of the validations
 OUT_OF_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
 
@@ -266,6 +273,43 @@ def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monke
         saved = open_checkpoint(last_checkpoint(Path(parts.run_dir))).state
         assert saved.step == 4 * last and saved.validation_due
         assert_same_validations(whole, fit_on_cpu(parts))
+
+
+@pytest.mark.slow
+def test_30_killed_while_a_validation_is_recorded_a_resumed_run_completes_the_records(
+    make_config, monkeypatch
+):
+    """At each file that is opened between scoring and publishing."""
+    real, scored = ModelSelection.scores_of, []
+
+    def score(self: ModelSelection, model: AnyModel) -> Scores:
+        scored.append(real(self, model))
+        return scored[-1]
+
+    def work(config: Config, number: int) -> None:
+        opened = []
+
+        def kill(operation: Operation) -> None:
+            in_run = operation.path.parent.name in (Path(config.run_dir).name, "checkpoints")
+            if scored and in_run and operation.name == "open":
+                opened.append(operation)
+                if len(opened) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        with on_file_operation(kill):
+            fit_on_cpu(config)
+
+    monkeypatch.setattr(ModelSelection, "scores_of", score)
+    for number in count(1):
+        config = make_config(f"run{number}", training={"max_steps": 4})
+        if run_in_child(partial(work, config, number)) == 0:
+            break
+        run = fit_on_cpu(config)
+        scored.clear()
+        recorded = [json.loads((run / name).read_text())["step"] for name in TRANSLATIONS]
+        assert validated_steps(run) == [4] and recorded == [4, 4]
+        assert best_of(run) == "step-00000004" and is_published(run)
+    assert number > 4  # there are four files
 
 
 def assert_same_validations(whole: Path, parts: Path) -> None:
