@@ -22,6 +22,7 @@ from mtrain.distributed.store import LostRankError
 from mtrain.errors import DivergedError, ModelError, StorageError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.training.model_selection import ModelSelection
+from mtrain.training.validation.classifier import ClassifierScores
 from mtrain.training.validation.translation import Scores
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.processes import run_in_child
@@ -282,7 +283,7 @@ def test_30_killed_while_a_validation_is_recorded_a_resumed_run_completes_the_re
     """At each file that is opened between scoring and publishing."""
     real, scored = ModelSelection.scores_of, []
 
-    def score(self: ModelSelection, model: AnyModel) -> Scores:
+    def score(self: ModelSelection, model: AnyModel) -> Scores | ClassifierScores | None:
         scored.append(real(self, model))
         return scored[-1]
 

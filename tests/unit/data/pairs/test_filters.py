@@ -48,7 +48,6 @@ CASES: list[tuple] = [
             ("!!! ??? ---", "a"),
             ("a", "☺\ufe0f☺\ufe0f"),  # a variation selector is no mark of a letter
             ("1\ufe0f\u20e3", "a"),
-            ("\u200b", "a"),
         ],
     ),
     ({"script": True}, [("ab 12", "Дaü"), ("12", "a"), ("漢ab", "?")], [("Дa д", "a"), ("a", "漢字a")]),
