@@ -35,6 +35,9 @@ _UNUSABLE = 4  # candidates in the file for each one that is used: many contain 
 ESCAPES = {SPACE: "\ufdd0\ufdd1", "\ufdd0": "\ufdd0\ufdd0"}
 _REVERSED = {escape: text for text, escape in ESCAPES.items()}
 _SEEDS = "seed_sentencepieces_file"  # an option
+# Characters. In much longer words, the probabilities that SentencePiece computes become infinite.
+_LONGEST_WORD = 1000
+_WORD = re.compile(f"[^ ]{{1,{_LONGEST_WORD}}}")
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
 
@@ -148,7 +151,7 @@ def _learn(config: TokenizerConfig, options: dict[str, Any], sentences: Sentence
 
     def recording_failures() -> Iterator[str]:
         try:
-            yield from sentences()
+            yield from map(_with_short_words, sentences())
         except BaseException as error:  # SentencePiece would replace it with a RuntimeError
             failures.append(error)
             raise
@@ -176,6 +179,11 @@ def _learn(config: TokenizerConfig, options: dict[str, Any], sentences: Sentence
             raise failures[0] from None
         raise
     return without_paths(model.getvalue())
+
+
+def _with_short_words(text: str) -> str:
+    """The text, with spaces in longer words than `_LONGEST_WORD`, such as encoded files."""
+    return text if len(text) <= _LONGEST_WORD else " ".join(_WORD.findall(text))
 
 
 def _largest_size(message: str, side: str) -> int:

@@ -147,6 +147,13 @@ def test_a_text_with_more_characters_than_entries_gets_entries_for_all(tmp_path:
     assert 700 < size == len(pieces) and set(characters) <= set(pieces)
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_very_long_line_without_spaces(tmp_path: Path, kind: str):
+    tokenizer = train(tmp_path, source=[*SOURCE, "a" * 1_000_000], type=kind, vocab_size=480)
+    lengths = [len(ids) for ids in tokenizer.encode_source(SOURCE)]
+    assert sum(lengths) < sum(map(len, SOURCE)) / 1.5
+
+
 def test_a_long_line_that_only_occurs_again_as_a_whole(tmp_path: Path):
     line = "".join(map(chr, range(0x4E00, 0x4E28)))
     config = TokenizerConfig(vocab_size=400)
