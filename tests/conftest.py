@@ -38,7 +38,6 @@ def skip_sync(descriptor: int) -> None:
 
 
 os.fsync = skip_sync
-torch.set_num_threads(1)  # sums over threads differ in the last bit
 keep_freed_memory()  # as the commands do; otherwise page faults take a fifth of the time
 fix_workspaces()  # as `fit` does, before any test computes on a GPU
 settings.register_profile("mtrain", deadline=None, derandomize=True)  # the same examples in every run
@@ -50,6 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith("tests/unit/training/"))
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Compute with one thread, in this thread and in later ones, whatever the last test has set: sums over
+    several threads differ in the last bit."""
+    torch.set_num_threads(1)
+
+
+torch.set_num_threads(1)  # also in fixtures of modules
 gc.disable()  # until the tests are collected, which creates a million objects that all live on
 
 
