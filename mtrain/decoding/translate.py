@@ -92,8 +92,7 @@ class Translator:
         folders = [path_of(folder) for folder in (path, *ensemble)]
         if workers is not None:
             overrides = (*overrides, f"decoding.workers={workers}")
-        loaded = load_ensemble(folders, tuple(overrides))
-        first = loaded[0]
+        first, *_ = loaded = load_ensemble(folders, tuple(overrides))
         translator = cls(
             Ensemble([one.model.to(torch_device) for one in loaded], first.tokenizer, torch_device),
             first.config.decoding,

@@ -79,8 +79,7 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             # next save. Metrics are read only after this exchange, which notices a lost rank: reading waits
             # for the GPU, and would hang.
             stopped = _agree(trainer, stop)
-            # Otherwise, a later batch may be compiled for, which takes minutes.
-            if not trainer.learner.compiles:
+            if not trainer.learner.compiles:  # else, a later batch may be compiled for, which takes minutes
                 trainer.ranks.expect_steps()
             reason = _record_step(trainer)
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
@@ -152,10 +151,9 @@ def _record_step(trainer: Trainer) -> str | None:
 def _agree(trainer: Trainer, stop: StopSignal) -> Signals | None:
     """The signal that any rank has received. Also agrees on the time of the run, as measured by rank 0.
 
-    A step has two exchanges between hosts. The first one, before the last backward pass, makes sure that no
-    rank has run out of memory. It comes too early for this: the time of the step is not known yet, and a
-    signal during the backward pass would be handled a step later. Whether numbers are finite needs no
-    exchange, because all ranks have the same sums.
+    The first exchange of a step, before the last backward pass, makes sure that no rank has run out of
+    memory. It comes too early for this one: the step has not ended, and a signal during the backward pass
+    would wait for the next. Whether numbers are finite needs no exchange: all ranks have the same sums.
     """
     seconds = trainer.state.seconds if trainer.ranks.is_first else 0.0
     signal, trainer.state.seconds = trainer.ranks.all_reduce_max(stop.received or 0, seconds)
@@ -163,8 +161,8 @@ def _agree(trainer: Trainer, stop: StopSignal) -> Signals | None:
 
 
 def _finish_if_limit_reached(trainer: Trainer) -> str | None:
-    """The limit that a validation has reached, if any. If the save, the validation or publishing the best
-    weights has failed, it is repeated and must succeed, because no later step will repeat it."""
+    """The limit that a validation has reached, if any. What has failed, the save, the validation or
+    publishing the best weights, is repeated and must succeed, because no later step will repeat it."""
     reason, state = trainer.limit_reached(), trainer.state
     if reason is None:
         return None
