@@ -14,6 +14,21 @@ def is_blank(text: str) -> bool:
     return all(unicodedata.category(character) in _INVISIBLE for character in text)
 
 
+def code_point(character: str) -> str:
+    """The number of a character as Unicode writes it, such as `U+00A0`."""
+    return f"U+{ord(character):04X}"
+
+
+def show_piece(piece: str) -> str:
+    """A piece of SentencePiece as a label: code points, such as `U+00A0`, if it has no character that can be
+    seen. `▁`, which stands for a space, can be seen."""
+    import regex  # here: every command imports this file
+
+    if not regex.fullmatch(r"▁*[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]+", piece):
+        return piece
+    return " ".join(c if c == "▁" else code_point(c) for c in piece)
+
+
 def escape_control_characters(text: str, kept: str = "\n") -> str:
     """Escape the characters that a terminal would interpret and that are not in `kept`: control characters,
     line separators, overrides of the text direction, and surrogates, which stand for invalid bytes. Joiners,

@@ -1,6 +1,7 @@
 """`mtrain check`, `mtrain clean`, `mtrain tokenize` and `mtrain prepare`."""
 
 import json
+import logging
 import shlex
 import sys
 from contextlib import ExitStack
@@ -14,6 +15,8 @@ from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import is_on_screen, open_output, print_to_stdout, require_writable
 from mtrain.errors import UsageError
 
+log = logging.getLogger(__name__)
+
 
 def check(
     config: options.ConfigFile,
@@ -25,7 +28,7 @@ def check(
 
     Prints counts, lengths, duplicates, test sentences that occur in the training data, characters that
     tokenizer.normalization changes, and suspicious or unreadable pairs. The exit code is 3 if a set
-    has no usable pair.
+    has no usable pair. A warning names a package that `mtrain fit` will need but that is not installed.
 
     Examples:
         mtrain check mine.yaml
@@ -37,6 +40,7 @@ def check(
     from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.reading.digests import RawFiles
     from mtrain.data.scanning.scanner import CorpusScanner
+    from mtrain.training.setup.prepare_run import require_metrics
     from mtrain.training.setup.resolve import resolve_config
     from mtrain.training.setup.tokenizer import existing_tokenizer, tokenizer_normalizers
 
@@ -58,6 +62,10 @@ def check(
         print_to_stdout(json.dumps(record, indent=1))
     else:
         print_to_stdout(terminal.wrap(format_report(findings, bad_lines), sys.stdout))
+    try:
+        require_metrics(loaded)
+    except UsageError as error:
+        log.warning("mtrain fit will need a package: %s", error)
     require_usable(findings)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))

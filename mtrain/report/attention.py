@@ -12,6 +12,7 @@ from torch import Tensor
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search.forced import all_attention
 from mtrain.decoding.translate import Translator
+from mtrain.invisible_characters import show_piece
 from mtrain.model.transformer import Transformer, sinusoidal_positions
 from mtrain.report.page import html_page, html_radios, json_script, text_attributes
 from mtrain.tokenizer.vocabulary import Vocabulary
@@ -88,8 +89,8 @@ def attention_maps(
 
 
 def _pieces(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
-    """The tokens as SentencePiece writes them: `▁` is a space, and the last one ends the sentence."""
-    return [*(vocabulary.pieces[i] for i in ids[:-1]), "</s>"]
+    """The labels of tokens, see `show_piece`; the last one ends the sentence."""
+    return [*(show_piece(vocabulary.pieces[i]) for i in ids[:-1]), "</s>"]
 
 
 def attention_page(

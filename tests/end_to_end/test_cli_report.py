@@ -148,6 +148,29 @@ def test_the_legend_shows_the_value_at_the_cursor_or_the_last_one(browser, page)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
+def test_right_to_left_translations_end_where_their_reference_does(browser, run_dir, tmp_path, width):
+    from mtrain.report.report import report_page
+
+    run, file = shutil.copytree(run_dir, tmp_path / "run"), tmp_path / "page.html"
+    record = json.loads((run / "samples.jsonl").read_text().splitlines()[0])
+    for sentence in record["sentences"]:
+        sentence |= {"reference": "القطة تنام على السجادة", "translation": "القطة تنام"}
+    (run / "samples.jsonl").write_text(f"{json.dumps(record)}\n")
+    file.write_text(report_page([run]), encoding="utf-8")
+    open_page(browser, file, width, "light")
+    edges = browser.execute_script(
+        """document.querySelectorAll("details").forEach(each => each.open = true);
+        const [article] = [...document.querySelectorAll("article")].filter(a => a.querySelector("table"));
+        return [...article.querySelectorAll("[dir=rtl]")].map(element => {
+          const range = document.createRange();
+          range.selectNodeContents(element);
+          return range.getBoundingClientRect().right; })"""
+    )
+    assert len(edges) == 2 and edges[0] == pytest.approx(edges[1], abs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_a_comparison(mtrain, browser, corpus, tmp_path, width, scheme):
     from selenium.webdriver.common.by import By
@@ -210,7 +233,7 @@ def test_the_axis_the_keyboard_and_the_heads_work(browser, page):
     section.find_element(By.CSS_SELECTOR, "button[data-layer='0'][data-head='1']").click()
     caption = section.find_element(By.TAG_NAME, "caption").text
     assert caption == "Decoder, layer 1, head 2"
-    columns = section.find_elements(By.CSS_SELECTOR, "thead th span")
+    columns = section.find_elements(By.CSS_SELECTOR, "thead th bdi")
     assert columns[0].text == "<s>"
     cells = section.find_elements(By.CSS_SELECTOR, "tbody tr:first-child td")
     assert cells[0].text == "100" and not any(cell.text for cell in cells[1:])

@@ -13,6 +13,7 @@ from mtrain.cli.console.terminal import print_to_stderr, require_unicode, shown_
 from mtrain.decoding.scoring.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
+from mtrain.invisible_characters import show_piece
 
 HELP = """\
 Type a sentence and press Enter to translate it.
@@ -94,7 +95,7 @@ def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np
     """Draw attention weights (T, S) as text, with a row per target token and a column per source token."""
     from rich.cells import cell_len
 
-    source, target = (list(map(shown_in_line, pieces)) for pieces in (source, target))
+    source, target = ([shown_in_line(show_piece(piece)) for piece in side] for side in (source, target))
     width = max(map(cell_len, target))
     lines = [" ".join(f"{number}:{piece}" for number, piece in enumerate(source, start=1))]
     lines.append(" " * width + "".join(f"{number:>3}" for number in range(1, len(source) + 1)))

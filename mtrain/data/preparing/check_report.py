@@ -18,7 +18,7 @@ from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CHECK, DataFolder, read_summary
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.invisible_characters import is_blank
+from mtrain.invisible_characters import code_point, is_blank
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -223,7 +223,7 @@ def _count_changes(findings: Findings, side: str, effect: str = "") -> str:
 
 def _show_change(before: str, after: str) -> str:
     if unicodedata.normalize("NFC", before) == unicodedata.normalize("NFC", after):  # they look the same
-        codes = (" ".join(map(_code_point, text)) for text in (before, after))
+        codes = (" ".join(map(code_point, text)) for text in (before, after))
         return f"{before} {' → '.join(codes)}"
     return f"{_show_text(before)} → {_show_text(after)}"
 
@@ -234,12 +234,8 @@ def _show_text(text: str) -> str:
         return "a space" if text else "nothing"
     if text.isprintable() and not unicodedata.category(text[0]).startswith("M"):
         return text
-    names = (f"{_code_point(character)} {unicodedata.name(character, '')}" for character in text)
+    names = (f"{code_point(character)} {unicodedata.name(character, '')}" for character in text)
     return " ".join(name.rstrip() for name in names)
-
-
-def _code_point(character: str) -> str:
-    return f"U+{ord(character):04X}"
 
 
 def _lines_of_set(findings: Findings, name: str) -> Iterator[str]:

@@ -26,8 +26,9 @@ RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source
 LENGTH_LABELS = [*(f"{a} to {b - 1}" for a, b in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
 RATIO_LABELS = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
 PLACES = 5  # locations listed for each kind of suspicious pair, and for unreadable pairs
-EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
+EXTREME_RATIO = 4.0  # of characters, divided by the typical one, if the longer side has at least `_LONG`
 _LONG = 20
+_ENOUGH = 100  # pairs that tell the typical ratio
 _TEXTS = 200  # of each block, to identify the languages
 _LONGEST = 500  # characters of each
 _PARTS = 4  # of a block
@@ -94,7 +95,7 @@ class BlockCheck:
         hashes = hash_all(sources, targets, needs_normalized)
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
-        extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
+        extreme = (np.maximum(*sizes) >= _LONG) & _are_extreme(ratios)
         sides = zip(self._counters, (sources, targets), strict=True)
         return BlockFindings(
             usable=len(sources),
@@ -125,6 +126,16 @@ class BlockCheck:
             counted.update(new)
             found[kind] = len(new), [block.place_of(block.numbers[i]) for i in new[:PLACES]]
         return found
+
+
+def _are_extreme(ratios: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+    """Whether ratios of target to source characters are extreme for their block: Chinese texts have a third
+    of the characters of English ones. A typical ratio that is itself extreme does not excuse the pairs: its
+    cause is a wrong column or file."""
+    typical = np.median(ratios) if len(ratios) >= _ENOUGH else 1.0
+    if not 1 / EXTREME_RATIO < typical < EXTREME_RATIO:
+        typical = 1.0
+    return ~((ratios > typical / EXTREME_RATIO) & (ratios < typical * EXTREME_RATIO))
 
 
 def _sample(texts: list[str], most: int) -> list[str]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mtrain.evaluation.differences import mark_differences
 
-TEXTS = st.text(st.sampled_from("ab .,\u3000\n犬猫é"), max_size=20)
+TEXTS = st.text(st.sampled_from("ab .,\u3000\n犬猫é\u0301\u17d2\u1781\u1039\u1000"), max_size=20)
 
 
 def marked(sentence: str, other: str) -> str:
@@ -33,6 +33,13 @@ def marked(sentence: str, other: str) -> str:
         ("नमस्ते दुनिया।", "नमस्ते दोस्त।", "नमस्ते [दुनिया]।"),
         ("می\u200cخواهم بروم", "می بروم", "[می\u200cخواهم] بروم"),
         ("I \u2764\ufe0flove", "I love", "I [\u2764\ufe0f]love"),
+        ("ខ្មែរ", "ខែរ", "[ខ្មែ]រ"),
+        ("ဒုက္ခ", "ဒုခ", "ဒု[က္ခ]"),
+        ("น้ำดี", "นำดี", "[น้ำ]ดี"),
+        ("བོད་ཡིག", "བོད་ཡིད", "བོད་ཡི[ག]"),
+        ("𠮷𠮟る", "𠮷る", "𠮷[𠮟]る"),
+        ("ｶﾞｽ", "ｶﾞｶ", "ｶﾞ[ｽ]"),
+        ("a👩\u200d👧", "a👩", "a[👩\u200d👧]"),
     ],
 )
 def test_words_that_the_other_sentence_lacks_are_changed(sentence, other, expected):

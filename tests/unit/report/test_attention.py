@@ -46,6 +46,16 @@ def test_maps_are_those_of_every_layer_and_head(translator):
     assert found.tokens("decoder")[1][0] == "<s>"
 
 
+def test_pieces_that_cannot_be_seen_are_labeled_by_their_code_points(translator, monkeypatch):
+    vocabulary = translator.tokenizer.source
+    first, *_ = vocabulary.encode(["It rains."])[0]
+    pieces = [*vocabulary.pieces]
+    pieces[first] = "\u00a0"
+    monkeypatch.setattr(vocabulary, "pieces", pieces)
+    page = attention_page(translator, ["It rains."], ["Es regnet."], "x")
+    assert '<th scope="col"><bdi>U+00A0</bdi></th>' in page and '"rows":["U+00A0",' in page
+
+
 def test_long_sentences_are_cut(translator):
     [found] = attention_maps(translator, ["It rains. " * LONGEST], ["Es regnet."])
     assert found.cut and len(found.source) == LONGEST

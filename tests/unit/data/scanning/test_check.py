@@ -318,6 +318,22 @@ def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
     assert f"{line}205, ..." in format_report(many)
 
 
+def test_a_length_ratio_is_extreme_if_it_is_not_typical_of_the_corpus(corpora):
+    """Chinese texts have a third of the characters of English ones."""
+    chinese = [(f"All of the {n} cats were sleeping.", f"那{n}只猫都睡了。") for n in range(100, 400)]
+    concise = ("The representatives unanimously agreed.", "代表们一致同意。")
+    long, short = ("A cat.", "这一天所有的猫都在垫子上睡觉,没有一只醒来。"), (concise[0] * 3, "同意。")
+    for swapped in (False, True):
+        pairs = [pair[::-1] if swapped else pair for pair in (*chinese, concise, long, short)]
+        found = check_data(corpora(pairs).data).suspicious["an extreme length ratio"]
+        assert [place.rpartition(":")[2] for place in found.places] == ["302", "303"]
+
+
+def test_length_ratios_of_a_wrong_column_are_extreme(corpora):
+    wrong = [(f"{n} cats", f"Die {n} Katzen schlafen seit gestern auf den Matten.") for n in range(200)]
+    assert check_data(corpora(GOOD[:50] + wrong).data).suspicious["an extreme length ratio"].count == 200
+
+
 def test_a_script_is_unexpected_if_most_lines_have_a_different_one(corpora):
     russian = [(f"Кошка номер {n} спит на коврике.", f"猫{n}号はマットの上で寝ている。") for n in range(100)]
     found = check_data(corpora(russian).data)

@@ -84,6 +84,16 @@ def test_a_missing_dependency_is_reported_before_any_work(mtrain, config_file, t
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(find_spec("MeCab") is not None, reason="needs an environment without MeCab")
+def test_a_check_names_a_package_that_training_will_need(mtrain, config_file):
+    for language in ("ja", "ko"):
+        code, out, err = mtrain("check", config_file, "--set", f"data.target_lang={language}")
+        assert code == 0 and "result: " in out
+        assert f"warning: mtrain fit will need a package: the BLEU tokenizer {language}-mecab is not" in err
+        assert f"pip install sacrebleu[{language}]" in err
+    assert "will need" not in mtrain("check", config_file)[2]
+
+
 def test_the_help_states_the_sizes_below_which_there_is_one_process(mtrain):
     text = " ".join(re.sub("[^\\w,]", " ", mtrain("prepare", "--help")[1]).split())
     assert f"below {LARGE // 2**20} MiB to check, below {SHARD:,} pairs to encode" in text
