@@ -37,6 +37,7 @@ def graphs(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_batches_of_all_sizes_share_one_compilation(graphs):
     # Made on the CPU: on the meta device, the table of positions would be empty, and grow.
     model = Transformer(ModelConfig(**SIZES, **VOCABULARY)).to("meta").train()

@@ -10,10 +10,11 @@ from torch.utils import backend_registration
 from tests.support.fake_gpu import CHECKS, FAULTS
 
 pytestmark = [
+    pytest.mark.slow,  # `scripts/simulate_cuda counts`, which `check.sh` runs, finds most of these faults
     pytest.mark.skipif(
         not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
         reason="this version of PyTorch cannot register a device in Python",
-    )
+    ),
 ]
 ERRORS = {
     "a value is read": "DataDependentOutputException",
