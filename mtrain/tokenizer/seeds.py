@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from sentencepiece import SentencePieceNormalizer
 
-from mtrain.tokenizer.vocabulary import SPACE
+from mtrain.tokenizer.vocabulary import SPACE, make_normalizer
 
 LONGEST = 16  # characters of a piece: the default of SentencePiece
 # Of the distinct words, to bound memory (about 50 bytes for each). Only text without spaces has more of them.
@@ -63,11 +62,11 @@ def write_seeds(sentences: Iterable[str], normalization: str, count: int, file: 
 def _count_words(sentences: Iterable[str], normalization: str) -> Counter[str]:
     """How often each word occurs, with the mark of a space before it, as SentencePiece sees it."""
     words = Counter[str]()
-    normalizer = None if normalization == "identity" else SentencePieceNormalizer(rule_name=normalization)
+    normalizer = make_normalizer(normalization)
     rest = iter(sentences)
     while texts := list(islice(rest, _BATCH)):
         if normalizer is not None:
-            texts = [text.replace(SPACE, " ") for text in normalizer.normalize(texts)]
+            texts = normalizer.normalize(texts)
         for text in texts:
             words.update(SPACE + word for word in text.split(" ") if word)
     return words
