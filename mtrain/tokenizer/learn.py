@@ -130,8 +130,8 @@ def _learn_possible(
             message = " ".join(str(error).split())
             required = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)  # the characters
             if "no pieces are loaded" in message and options.pop(_SEEDS, None):
-                # In text that repeats only whole lines, all candidates within a line are equally frequent, and
-                # SentencePiece removes all of them. It then has to find candidates itself: the whole lines.
+                # In text that repeats only whole lines, all candidates within a line are equally frequent,
+                # and SentencePiece removes all of them. It then has to find candidates itself: the lines.
                 continue
             if required is None:
                 # The limit in the message is an estimate, because how much `unigram` prunes depends on the
