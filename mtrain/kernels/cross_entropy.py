@@ -5,7 +5,7 @@ Symbols in shapes: E model width, V vocabulary size; rows are tokens.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,13 @@ _MAX_LOGIT_BYTES = 2**29
 _CACHED_LOGITS = 2**19
 
 
+class LossSums(NamedTuple):
+    """Sums over tokens, so that any split into batches, micro-batches or devices adds up to the same."""
+
+    loss: Tensor  # smoothed cross-entropy, plus R-Drop's term if used, in nats; has a gradient
+    nll: Tensor  # unsmoothed negative log-likelihood, in nats; has none
+
+
 def chunk_rows(device_type: str, vocab_size: int, max_logits: int | None = None) -> int:
     """The number of tokens whose logits the loss computes at a time. It is even, so that R-Drop's pairs stay
     together."""
@@ -43,14 +50,14 @@ def projected_cross_entropy(
     smoothing: float = 0.0,
     r_drop: float = 0.0,
     max_logits: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The loss and the negative log-likelihood of labels (rows), both summed, in nats.
+) -> LossSums:
+    """The loss and the negative log-likelihood of labels (rows).
 
     The logits are hidden (rows, E) projected by weight (V, E) and bias (V). Rows with the label IGNORE do not
     contribute. The result equals `F.cross_entropy(F.linear(hidden, weight, bias), labels,
     label_smoothing=smoothing, reduction="sum")`, but only `max_logits` logits exist at a time, because their
-    gradient is computed in the forward pass. Only the loss has a gradient; the negative log-likelihood is
-    unsmoothed.
+    gradient is computed in the forward pass. Label smoothing distributes its mass over all of V (Szegedy et
+    al. 2016, section 7; Vaswani et al. 2017, section 5.4).
 
     `r_drop` is alpha of R-Drop (Liang et al., "R-Drop: Regularized Dropout for Neural Networks", 2021). Rows
     2i and 2i + 1 then belong to the same token in two forward passes, p and q, and
@@ -69,14 +76,29 @@ def projected_cross_entropy(
         with without_autocast(hidden):
             fused = attempt("cross_entropy.fused_cross_entropy", (dtype, weight.size(0)), *inputs)
         if fused is not None:
-            return fused
+            return LossSums(*fused)
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
     rows = chunk_rows(hidden.device.type, weight.size(0), max_logits)
     with without_autocast(hidden):  # it would compute the softmax in fp32
         settings = smoothing, r_drop, dtype, with_grad, rows
-        return _ProjectedCrossEntropy.apply(hidden, weight, bias, labels, settings)  # type: ignore[no-any-return, no-untyped-call]
+        return LossSums(*_ProjectedCrossEntropy.apply(hidden, weight, bias, labels, settings))  # type: ignore[no-untyped-call]
+
+
+def r_drop_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, alpha: float
+) -> LossSums:
+    """The loss with R-Drop of hidden states (2P, E) at P labels: two forward passes p and q of the same
+    tokens, one after the other. Other arguments are as of `projected_cross_entropy`.
+
+    The paper (section 2) and its code add alpha * (KL(p || q) + KL(q || p)) / 2 to the *sum* of both
+    cross-entropies. Here loss and nll are *means* over both passes, so that term is halved too: alpha means
+    the same, and the loss has its usual scale.
+    """
+    rows = torch.stack(hidden.chunk(2), dim=1).flatten(0, 1)  # the two passes of a token become adjacent
+    both = projected_cross_entropy(rows, weight, bias, labels.repeat_interleave(2), smoothing, alpha)
+    return LossSums(both.loss / 2, both.nll / 2)
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.autocast import without_autocast
-from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.kernels.cross_entropy import IGNORE, LossSums
 from mtrain.kernels.sequences import Sequences
-from mtrain.model.loss import LossSums
 from mtrain.model.transformer import Dropout, Encoder, Linear, initialize
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import attention
+from mtrain.kernels.cross_entropy import LossSums, projected_cross_entropy
 from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.precision import widest_float
 from mtrain.kernels.sequences import Padded, Sequences
-from mtrain.model.loss import LossSums, translation_loss
 
 # --------------------------------------------------------------------------------- linear maps and dropout
 
@@ -404,9 +404,9 @@ class Transformer(Encoder):
         return F.linear(hidden, *self.projection())
 
     def loss(self, hidden: Tensor, labels: Tensor, smoothing: float, *_: object) -> LossSums:
-        """The loss of hidden states (P, E) at labels (P); see `translation_loss`. Further arguments, which
-        the loss of a classifier needs, are not used."""
-        return translation_loss(hidden, *self.projection(), labels, smoothing)
+        """The loss of hidden states (P, E) at P labels; see `projected_cross_entropy`. Further arguments,
+        which the loss of a classifier needs, are not used."""
+        return projected_cross_entropy(hidden, *self.projection(), labels.flatten(), smoothing)
 
     def start_from(self, other: nn.Module) -> None:
         """Take the weights of another model."""

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import AnyBatch, batch_type, split_batches
 from mtrain.distributed.ranks import Ranks
+from mtrain.kernels.cross_entropy import LossSums
 from mtrain.model.build import AnyModel
-from mtrain.model.loss import LossSums
 from mtrain.training.step.learner import BatchLoss, Learner, SynchronizationMemoryError
 
 

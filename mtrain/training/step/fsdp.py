@@ -16,8 +16,8 @@ from mtrain.data.epochs.packed_batch import AnyBatch, batch_type, split_batches
 from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
+from mtrain.kernels.cross_entropy import LossSums
 from mtrain.model.build import AnyModel
-from mtrain.model.loss import LossSums
 from mtrain.model.transformer import DecoderLayer, EncoderLayer
 from mtrain.training.step.learner import BatchLoss, Learner, SynchronizationMemoryError
 

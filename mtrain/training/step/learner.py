@@ -24,10 +24,10 @@ from mtrain.device import (
 )
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import DistributedError, is_out_of_memory
+from mtrain.kernels.cross_entropy import LossSums, r_drop_loss
 from mtrain.kernels.foreach import scale_all
 from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import AnyModel
-from mtrain.model.loss import LossSums, r_drop_loss
 from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.step.optimizer import LossScaler, make_optimizer
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
+from mtrain.data.epochs.batching import collate
 from mtrain.kernels.attention import causal_mask, recording
 from mtrain.kernels.linear import pack
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Dropout, Transformer, sinusoidal_positions
+from mtrain.tokenizer.rows import Rows
 from tests.support.transformer import (
     KINDS,
     POSITIONS,
@@ -432,3 +434,28 @@ def test_whole_model_equals_torch_transformer(norm: str, activation: str) -> Non
     torch.testing.assert_close(
         logits(ours, source, kept, target), expected @ ours.source_embedding.weight.T, **DOUBLE
     )
+
+
+@pytest.mark.parametrize("special", [{}, {"pad_id": 8, "bos_id": 8, "eos_id": 0}], ids=["usual", "bos=pad"])
+def test_the_loss_of_a_batch_is_the_sum_over_its_sentences(special: dict[str, int]) -> None:
+    torch.manual_seed(4)
+    sizes = {"d_model": 8, "heads": 2, "ffn_dim": 12, "encoder_layers": 1, "decoder_layers": 2}
+    words = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 16}
+    model = Transformer(ModelConfig(dropout=0.0, **words, **sizes, **special)).double()
+    end = model.config.eos_id
+    sources = [[4, 5, end], [6, end], [7, 4, 4, 5, 6, end]]
+    targets = [[5, end], [7, 8, 4, 4, end], [end]]  # 8 is a real token, even where padding has its id
+
+    def loss(rows: list[int]) -> tuple[Tensor, ...]:
+        model.zero_grad()
+        source, target = (Rows.from_lists([side[row] for row in rows]) for side in (sources, targets))
+        batch = collate(source, target, model.config.pad_id, model.config.bos_id, rows)
+        hidden = model(*batch.inputs())
+        sums = model.loss(hidden, batch.labels, 0.1)
+        sums.loss.backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        return sums.loss.detach(), sums.nll, *gradients
+
+    together, separate = loss([0, 1, 2]), [loss([row]) for row in range(3)]
+    for whole, *parts in zip(together, *separate, strict=True):
+        torch.testing.assert_close(whole, sum(parts), rtol=1e-10, atol=1e-10)

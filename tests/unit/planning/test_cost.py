@@ -5,7 +5,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtrain.config.sections.model import ModelConfig
-from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Shape, flops_of
 from tests.support.transformer import hidden_states, ids
@@ -22,7 +21,7 @@ def test_flops_of_a_step_are_those_that_pytorch_counts(activation):
     sides = ids(sentences, source, vocab=90), ids(sentences, target, vocab=110)
     with FlopCounterMode(display=False) as counter:
         hidden = hidden_states(model, sides[0], torch.ones_like(sides[0], dtype=torch.bool), sides[1])
-        translation_loss(hidden, *model.projection(), sides[1], 0.1).loss.backward()
+        model.loss(hidden.flatten(0, -2), sides[1], 0.1).loss.backward()
     assert flops_of(config, Shape.of_lengths(sentences, source, target)) == counter.get_total_flops()
 
 
