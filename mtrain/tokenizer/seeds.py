@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.tokenizer.code_points import code_points
 from mtrain.tokenizer.vocabulary import SPACE, make_normalizer
 
 LONGEST = 16  # characters of a piece: the default of SentencePiece
@@ -44,9 +45,8 @@ def write_seeds(sentences: Iterable[str], normalization: str, count: int, file: 
     """
     words = _choose(_count_words(sentences, normalization))
     text = "\0".join([*words, ""])
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    # The same characters as small numbers, where 0 separates words.
-    alphabet, letters = np.unique(codes, return_inverse=True)
+    # The characters as small numbers, where 0 separates words.
+    alphabet, letters = np.unique(code_points(text), return_inverse=True)
     letters[np.isin(alphabet, _SEPARATORS)[letters]] = 0
     sizes = np.fromiter(map(len, words), np.int64, len(words)) + 1
     found = list(_find_repeated(letters, np.repeat(list(words.values()), sizes)))

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.text.hashes import code_points
+from mtrain.tokenizer.code_points import code_points
 
 _FIRST_WORD = re.compile("[A-Z]+")
 # Chinese and Japanese mix these. "々" is an ideographic iteration mark.
