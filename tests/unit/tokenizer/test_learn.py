@@ -161,6 +161,18 @@ def test_symbols_need_entries(tmp_path: Path):
     assert size > 260 + 900
 
 
+@pytest.mark.parametrize("zero", ["០", "๐", "०", "0"])
+def test_digits_are_pieces_apart_from_letters(tmp_path: Path, zero: str):
+    """Khmer "riel", Thai "baht" and Hindi "rupee" after their own digits."""
+    word = {"០": "រៀល", "๐": "บาท", "०": "रुपये", "0": "euro"}[zero]
+    numbers = [str(n).translate({ord("0") + i: ord(zero) + i for i in range(10)}) for n in range(100, 200)]
+    text = [number + word for number in numbers]
+    train_tokenizer(TokenizerConfig(), lambda: text, lambda: ["a"], tmp_path, 1, adapt_vocab_size=True)
+    pieces = [piece for piece in Tokenizer(tmp_path).source.pieces if not piece.startswith("<")]
+    mixed = [piece for piece in pieces if piece.strip("▁").isdigit() != any(map(str.isdigit, piece))]
+    assert not mixed and word in pieces
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_very_long_line_without_spaces(tmp_path: Path, kind: str):
     tokenizer = train(tmp_path, source=[*SOURCE, "a" * 1_000_000], type=kind, vocab_size=480)
