@@ -75,6 +75,13 @@ def test_each_character_is_a_word_in_scripts_without_spaces(text: str, expected:
     assert found == [word.strip() for word in expected]
 
 
+@pytest.mark.parametrize(
+    "text", ["a\x1cb", "a\x85b\u3000c", "\u200b a\u200bb", "x\u00a0y ", "नमस्ते दुनिया", "a\n1,\v."]
+)
+def test_other_words_are_separated_as_python_separates_them(text: str) -> None:
+    assert count_words(text) == len(text.split())
+
+
 def test_a_token_has_all_words_that_begin_in_it() -> None:
     assert words_at("我看到 大马。", [0, 3, 5]) == [(0, 3), (3, 4), (4, 6)]
     assert words_at("Ein Hund", [0, 3, 6]) == [(0, 1), (1, 2), (1, 2)]
