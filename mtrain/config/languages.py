@@ -131,6 +131,7 @@ def make_bleu(tokenizer: str, **options: Any) -> "BLEU":
     try:
         return BLEU(tokenize=tokenizer, **options)
     except (ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())
+        # In zsh, brackets outside quotes are a pattern of file names.
+        reason = re.sub(r"pip install (\S+\[\S+\])", r"pip install '\1'", " ".join(str(error).split()))
         problem = "cannot be downloaded" if isinstance(error, OSError) else "is not installed"
         raise UsageError(f"the BLEU tokenizer {tokenizer} {problem}: {reason}") from None

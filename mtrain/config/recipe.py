@@ -161,7 +161,8 @@ class Budget(NamedTuple):
 
 
 def choose_vocab_size(pairs: int, tokens: float) -> int:
-    """The vocabulary size for a number of training pairs and a run on `tokens` target tokens in all."""
+    """The vocabulary size for a number of training pairs and a run on `tokens` target tokens in all, if the
+    text is written in alphabets; see `train_tokenizer`."""
     largest = next(size for below, size in VOCABULARIES if pairs < below)
     affordable = [size for _, size in VOCABULARIES if size * TOKENS_PER_ENTRY <= tokens]
     return min(largest, max([SUFFICIENT_VOCABULARY, *affordable]))

@@ -1,35 +1,73 @@
-"""Word alignments from cross-attention. Words are separated by whitespace, as `str.split` does."""
+"""Word alignments from cross-attention.
 
-import re
-from bisect import bisect_right
+Words are separated by white space, as `str.split` does. In scripts that are written without spaces, each
+character is a word.
+"""
+
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import regex
+
+from mtrain.data.text.writing_systems import CHARACTER, UNSPACED
 
 Alignment = tuple[tuple[int, int], ...]  # (source word, target word), counted from 0
+Words = tuple[int, int]  # the first word of a token, and the word after its last one
+NO_WORDS: Words = (-1, -1)
 FloatMatrix = npt.NDArray[np.floating]
 
-
-def words_at(text: str, positions: Sequence[int]) -> list[int]:
-    """The index of the word at or after each position of a text, or of the last word; -1 without words."""
-    ends = [word.end() for word in re.finditer(r"\S+", text)]
-    return [min(bisect_right(ends, position), len(ends) - 1) for position in positions]
+# Characters without width, such as the spaces of Khmer (U+200B), are part of the word before them. The
+# control characters are spaces for `str.split`, but not for `regex`.
+_WORD = regex.compile(rf"(?=[{UNSPACED}]){CHARACTER}\p{{Cf}}*|[^\s\x1c-\x1f{UNSPACED}]+")
 
 
-def align(attention: FloatMatrix, source: Sequence[int], target: Sequence[int]) -> Alignment:
+def count_words(text: str) -> int:
+    """The number of words of a text."""
+    return len(_WORD.findall(text))
+
+
+def words_at(text: str, positions: Sequence[int]) -> list[Words]:
+    """The words of the tokens of a text, which begin at `positions`: the word at or after the position, or
+    the last word, and the words that begin between it and the next position."""
+    spans = [word.span() for word in _WORD.finditer(text)]
+    if not spans:
+        return [NO_WORDS] * len(positions)
+    begins = [begin for begin, _ in spans]
+    ends = [end for _, end in spans]
+    found = []
+    for position, following in pairwise([*positions, len(text)]):
+        first = min(bisect_right(ends, position), len(spans) - 1)
+        found.append((first, max(first + 1, bisect_left(begins, following))))
+    return found
+
+
+def align(attention: FloatMatrix, source: Sequence[Words], target: Sequence[Words]) -> Alignment:
     """Align each target word to the source word that it attends to most, summed over tokens.
 
     `attention` (T, S) is from target to source tokens; tokens after the last word, such as EOS, are ignored.
-    `source` and `target` are the index of each token's word; -1 for none. Target words that attend most to
-    source tokens outside of words are not aligned.
+    `source` and `target` are the words of each token. Words of the same token have the same alignments.
+    Target words that attend most to source tokens outside of words are not aligned.
     """
-    columns, rows = np.array(source, dtype=np.int64), np.array(target, dtype=np.int64)
-    if not len(columns) or not len(rows):
+    if not source or not target:
         return ()
+    columns, rows = np.array(source)[:, 0], np.array(target)[:, 0]
     words = np.zeros((rows.max() + 2, columns.max() + 2))  # last row and column: tokens outside of words
     np.add.at(words, (rows[:, None], columns[None]), attention[: len(rows), : len(columns)])
     if columns.min() >= 0:
         words[:, -1] = -1
     best, none = words.argmax(axis=1), words.shape[1] - 1
-    return tuple((int(best[word]), int(word)) for word in np.unique(rows[rows >= 0]) if best[word] != none)
+    of_source = _by_first(source)
+    links = ((of_source[best[word]], same) for word, same in _by_first(target).items() if best[word] != none)
+    return tuple((i, j) for sources, targets in links for j in targets for i in sources)
+
+
+def _by_first(tokens: Sequence[Words]) -> dict[int, range]:
+    """The words of all tokens that have the same first word, by that word. They end before the first word of
+    other tokens."""
+    last = dict(sorted(tokens))  # of several tokens with the same first word, the longest one
+    last.pop(NO_WORDS[0], None)
+    bounds = pairwise([*last, max(last.values(), default=0)])
+    return {first: range(first, min(last[first], following)) for first, following in bounds}

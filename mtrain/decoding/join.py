@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, chain, zip_longest
 
 from mtrain.config.languages import sentence_separator
-from mtrain.decoding.alignment import words_at
+from mtrain.decoding.alignment import count_words, words_at
 from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.split import LINE_BREAK
 from mtrain.decoding.translation import Translation
@@ -53,7 +53,7 @@ def join(parts: Sequence[Translation], space: str, length_penalty: float) -> Tra
     text = space.join(part.text for part in filled)
     starts = accumulate((len(part.text) + len(space) for part in filled[:-1]), initial=0)
     # Without a space, the first word of a part is joined to the previous word.
-    first_words = words_at(text, list(starts)) if filled else []
+    first_words = [first for first, _ in words_at(text, list(starts))] if filled else []
     alignment = [
         (source, first + target)
         for part, first in zip(filled, first_words, strict=True)
@@ -93,7 +93,7 @@ def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float)
         if line.alignment is not None:
             line = replace(line, alignment=tuple((words + i, j) for i, j in line.alignment))
         filled += [line] if line.tokens else []
-        words += len(source.split())
+        words += count_words(source)
     joined = join(filled, " ", length_penalty) if filled else lines[0]
     texts = [line.text for line in lines]
     return replace(joined, text="".join(chain.from_iterable(zip_longest(texts, breaks, fillvalue=""))))

@@ -13,7 +13,7 @@ from sentencex import segment
 
 from mtrain.config.languages import base_language, split_tag
 from mtrain.config.sections.decoding import SplitMode
-from mtrain.decoding.alignment import words_at
+from mtrain.decoding.alignment import NO_WORDS, Words, words_at
 from mtrain.errors import DataError, UsageError
 from mtrain.invisible_characters import is_blank
 from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
@@ -112,8 +112,8 @@ class Part(NamedTuple):
     source: list[int]  # ids, ending in EOS
     prefix: list[int]  # ids that its translation begins with
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
-    # for alignments: the word of the line that each source id but EOS belongs to; -1: a language tag
-    words: tuple[int, ...] = ()
+    # for alignments: the words of the line that each source id but EOS belongs to; none for a language tag
+    words: tuple[Words, ...] = ()
 
 
 class _Line(NamedTuple):
@@ -153,7 +153,7 @@ class Splitter(NamedTuple):
         parts: list[Part] = []
         for index, (line, (is_whole, of_line)) in enumerate(zip(lines, split, strict=True)):
             filled = list(filter(None, of_line))
-            words: list[tuple[int, ...]] = [()] * len(filled)
+            words: list[tuple[Words, ...]] = [()] * len(filled)
             if alignments and filled:
                 words = self._words(line, is_whole, filled)
             for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
@@ -196,7 +196,7 @@ class Splitter(NamedTuple):
             raise UsageError(f"{found}; remove the tag of the line, or choose no languages")
         return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest
 
-    def _words(self, line: _Line, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:
+    def _words(self, line: _Line, is_whole: bool, parts: list[list[int]]) -> list[tuple[Words, ...]]:
         """`Part.words` of the parts of a line."""
         source, positions = self.tokenizer.source, []
         end = len(line.whole) - len(line.text)
@@ -207,7 +207,7 @@ class Splitter(NamedTuple):
             end = start + len(sentence)
         words = words_at(line.whole, positions)
         repeated = words[: len(source.tag(source.encode(sentences[:1])[0]))]  # see `split_line`
-        rest, added = iter(words[len(repeated) :]), [-1] * len(line.tag)
+        rest, added = iter(words[len(repeated) :]), [NO_WORDS] * len(line.tag)
         return [(*added, *repeated, *islice(rest, len(part) - len(repeated))) for part in parts]
 
     def _split_lines(self, texts: Sequence[str]) -> Iterator[tuple[bool, list[list[int]]]]:

@@ -6,12 +6,10 @@ from typing import NamedTuple
 
 import regex  # whose \w includes vowel signs and joiners, unlike the \w of `re`
 
-# Scripts that are written without spaces, and signs between kana that Unicode assigns to no script.
-_SCRIPTS = ("Han", "Hiragana", "Katakana", "Khmer", "Lao", "Myanmar", "Thai", "Tibetan")
-_UNSPACED = "".join(rf"\p{{Script={name}}}" for name in _SCRIPTS) + "\u30fc\uff70\uff9e\uff9f"
-# White space, a word, or what is seen as one character: Burmese and Khmer write some letters below others,
-# after a sign that ends a grapheme cluster. A word does not begin with a mark: one may follow an emoji.
-_TOKEN = regex.compile(rf"\s+|(?![\p{{M}}\p{{Cf}}])[^\W{_UNSPACED}]+|(?:\X(?<=[\u1039\u17d2]))*\X", regex.S)
+from mtrain.data.text.writing_systems import CHARACTER, UNSPACED
+
+# White space, a word, or a character. A word does not begin with a mark: one may follow an emoji.
+_TOKEN = regex.compile(rf"\s+|(?![\p{{M}}\p{{Cf}}])[^\W{UNSPACED}]+|{CHARACTER}", regex.S)
 
 
 class Span(NamedTuple):

@@ -8,7 +8,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from mtrain.config.languages import bleu_tokenizer, has_spaces, make_bleu
+from mtrain.config.languages import bleu_tokenizer, has_spaces, make_bleu, scripts_of_language
 from mtrain.data.text.writing_systems import main_script
 from mtrain.errors import DataError, UsageError
 
@@ -43,15 +43,18 @@ def make_metrics(
     `comet`, which the argument `comet` makes and which is unknown without it.
 
     BLEU uses the tokenizer `tokenize`; by default the one for the target language, or 13a, which is also
-    sacreBLEU's default. Raises UsageError if there are no names, for an unknown metric or tokenizer, and for
-    a tokenizer that is not installed.
+    sacreBLEU's default. TER counts each Chinese character and Japanese kanji as a word if the target language
+    is written in them. Raises UsageError if there are no names, for an unknown metric or tokenizer, and for a
+    tokenizer that is not installed.
     """
     tokenizer = tokenize or bleu_tokenizer(target_lang or "")
+    is_cjk = "CJK" in scripts_of_language(target_lang or "")
     makers: dict[str, Callable[[], Any]] = {
         "bleu": lambda: make_bleu(tokenizer, lowercase=lowercase),
         "chrf": lambda: CHRF(lowercase=lowercase),
         "chrf++": lambda: CHRF(lowercase=lowercase, word_order=2),
-        "ter": TER,  # always ignores case, as on sacreBLEU's command line
+        # Always ignores case, as on sacreBLEU's command line. `asian_support` only acts on normalized text.
+        "ter": lambda: TER(normalized=is_cjk, asian_support=is_cjk),
     }
     if comet is not None:
         makers["comet"] = comet
@@ -72,6 +75,13 @@ def explain_tokenizer(tokenize: str | None, target_lang: str | None, references:
     if name in ("13a", "char") and not has_spaces(target_lang or "", main_script(references)):
         reason += "; words are not separated by spaces, so rely on chrF"
     return f"{name} ({reason})"
+
+
+def counts_sentences(target_lang: str | None, references: Sequence[str]) -> bool:
+    """Whether TER counts whole sentences as words, because neither spaces separate the words nor sacreBLEU
+    the characters."""
+    scripts = scripts_of_language(target_lang or "")
+    return "CJK" not in scripts and not has_spaces(target_lang or "", main_script(references))
 
 
 def without_blank(references: Sequence[Sequence[str]]) -> list[list[str | None]]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.tokenizer.code_points import code_points
 from mtrain.tokenizer.rows import Indices, Rows
 
 _END = 0x110000  # the end mark of a word; greater than all code points
@@ -30,7 +31,7 @@ class UnigramSampler:
         self._trie = _Trie([names[i] for i in learned], learned)
         lengths = np.array([*map(len, names), 1])
         # The characters of each piece, and the end mark as the last piece.
-        self._text = Rows(np.append(_code_points("".join(names)), _END), lengths)
+        self._text = Rows(np.append(code_points("".join(names)), _END), lengths)
 
     def __call__(self, words: Rows, generator: np.random.Generator) -> Rows:
         """New segmentations of words, which are rows of pieces."""
@@ -113,7 +114,7 @@ class _Trie:
     def __init__(self, names: Sequence[str], ids: Sequence[int]):
         """`ids` are the ids of the pieces `names`."""
         lengths = np.array(list(map(len, names)), np.int64)
-        starts, text = np.cumsum(lengths) - lengths, _code_points("".join(names))
+        starts, text = np.cumsum(lengths) - lengths, code_points("".join(names))
         state, total = np.zeros(len(names), np.int64), 1
         # Of each depth: the first state that is reached from it, and its transitions in the order of the
         # states that they reach. A transition is a state and a code point.
@@ -145,7 +146,3 @@ class _Trie:
         starts, stops, ids = (np.concatenate(column) for column in zip(*found, strict=True))
         order = np.argsort(starts, kind="stable")
         return starts[order], stops[order], ids[order]
-
-
-def _code_points(text: str) -> Indices:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)

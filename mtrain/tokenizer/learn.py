@@ -7,17 +7,20 @@ Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (
 import io
 import logging
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import waiting_for
+from mtrain.tokenizer.code_points import code_points
 from mtrain.tokenizer.model_file import without_paths
 from mtrain.tokenizer.seeds import write_seeds
 from mtrain.tokenizer.vocabulary import SPACE, SpecialIds
@@ -34,6 +37,10 @@ _UNUSABLE = 4  # candidates in the file for each one that is used: many contain 
 # With `identity`, U+2581 would be a space, because SentencePiece represents spaces by it.
 ESCAPES = {SPACE: "\ufdd0\ufdd1", "\ufdd0": "\ufdd0\ufdd0"}
 _REVERSED = {escape: text for text, escape in ESCAPES.items()}
+# Characters of a large alphabet, such as the Ethiopic one, and of English. Scripts with more characters need
+# room for words beside them; see docs/experiments/vocabularies.md.
+_ALPHABET = 400
+_BATCH = 10_000  # sentences whose characters are counted at a time
 _SEEDS = "seed_sentencepieces_file"  # an option
 # Characters. In much longer words, the probabilities that SentencePiece computes become infinite.
 _LONGEST_WORD = 1000
@@ -54,39 +61,51 @@ def train_tokenizer(
     `target.model`, and beside each a `.vocab` file that lists its pieces. Return the vocabulary size (of the
     larger vocabulary if there are two).
 
-    With `adapt_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
-    possible one. One that is too small for the characters of the text is increased by their number. Raises
-    DataError if there is no text, UsageError if `vocab_size` does not fit the text; the message states the
-    largest (or smallest) possible size.
+    With `adapt_vocab_size`, `vocab_size` is the size for an alphabet: further characters and symbols get
+    entries of their own, and a size that is too large for the text is replaced by the largest possible one.
+    Raises DataError if there is no text, UsageError if `vocab_size` does not fit the text; the message states
+    the largest (or smallest) possible size.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jobs = {"source": source, "target": target}
     if config.joint:
         jobs = {"joint": lambda: chain(source(), target())}
-    sizes = []
+    sizes, size_for_alphabet = [], config.vocab_size
     for name, sentences in jobs.items():
         side = "" if config.joint else f" ({name} side)"
+        if adapt_vocab_size:
+            given = _count_characters(sentences(), config.character_coverage) + len(config.symbols)
+            size = size_for_alphabet + max(0, given - _ALPHABET)
+            config = config.model_copy(update={"vocab_size": size})
         log.info("tokenizer: learning a %s vocabulary of size %d%s", config.type, config.vocab_size, side)
         with (
             waiting_for(f"tokenizer: learning{side}"),
             tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary,
         ):
             options = _options(config, sentences, Path(temporary))
-            model, size = _learn_possible(config, options, sentences, seed, side, adapt_vocab_size)
+            model, size = _learn_possible(config, options, sentences, seed, side)
         if size < config.vocab_size:
             reason = f"tokenizer.vocab_size is too large for this text{side}; given {config.vocab_size}"
             if not adapt_vocab_size:
                 raise UsageError(f"{reason}; the largest possible is {size}")
             message = "tokenizer: the text is too small for this size; using %d, the largest possible%s"
             log.info(message, size, side)
-        elif size > config.vocab_size:
-            log.info("tokenizer: the text has too many characters for this size; using %d%s", size, side)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         pieces = (f"{processor.id_to_piece(i)}\t{processor.get_score(i)}\n" for i in range(len(processor)))
         (folder / f"{name}.vocab").write_text("".join(pieces), encoding="utf-8", newline="")
         (folder / f"{name}.model").write_bytes(model)
         sizes.append(size)
     return max(sizes)
+
+
+def _count_characters(sentences: Iterable[str], coverage: float) -> int:
+    """The number of different characters that make up the share `coverage` of a text."""
+    counts = np.zeros(sys.maxunicode + 1, np.int64)
+    rest = iter(sentences)
+    while texts := list(islice(rest, _BATCH)):
+        counts += np.bincount(code_points("".join(texts)), minlength=len(counts))
+    frequent = np.cumsum(np.sort(counts[counts > 0])[::-1])
+    return int(np.searchsorted(frequent, coverage * counts.sum())) + 1
 
 
 def _options(config: TokenizerConfig, sentences: Sentences, folder: Path) -> dict[str, Any]:
@@ -112,15 +131,9 @@ def _seeds(vocab_size: int) -> int:
 
 
 def _learn_possible(
-    config: TokenizerConfig,
-    options: dict[str, Any],
-    sentences: Sentences,
-    seed: int,
-    side: str,
-    may_grow: bool,
+    config: TokenizerConfig, options: dict[str, Any], sentences: Sentences, seed: int, side: str
 ) -> tuple[bytes, int]:
-    """A serialized SentencePiece model and its size: `vocab_size`, or the largest possible below that. If
-    it `may_grow`, and the characters alone are too many for `vocab_size`, that many entries are added."""
+    """A serialized SentencePiece model and its size: `vocab_size`, or the largest possible below that."""
     size = config.vocab_size
     while True:
         try:
@@ -137,8 +150,6 @@ def _learn_possible(
                 # The limit in the message is an estimate, because how much `unigram` prunes depends on the
                 # size. It is tried, and lowered again if it is still too large.
                 size = _largest_size(message, side)
-            elif may_grow and size == config.vocab_size:
-                size += int(required[1])
             else:
                 reason = f"tokenizer.vocab_size is too small for this text{side}; given {config.vocab_size}"
                 raise UsageError(f"{reason}; the smallest possible is {required[1]}") from None

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import regex
 
+from mtrain.tokenizer.code_points import code_points
 from mtrain.tokenizer.vocabulary import SPACE, make_normalizer
 
 LONGEST = 16  # characters of a piece: the default of SentencePiece
@@ -24,6 +26,9 @@ _BATCH = 10_000  # sentences that are normalized at a time
 # Characters that pieces cannot have: line ends and tabs separate candidates in the file, and SentencePiece
 # reserves the others.
 _SEPARATORS = np.array([ord(character) for character in "\0\t\n\r\x1f\u2585"])
+# Digits of a script, such as Thai ones, or other characters. SentencePiece separates digits only from letters
+# of another script, such as ASCII digits from Latin letters.
+_RUN = regex.compile(rf"(?V1){SPACE}?[\p{{Nd}}&&\P{{Script=Common}}]+|[\P{{Nd}}||\p{{Script=Common}}]+")
 Integers = npt.NDArray[np.int64]
 
 
@@ -38,18 +43,18 @@ class _Repeated(NamedTuple):
 def write_seeds(sentences: Iterable[str], normalization: str, count: int, file: Path) -> None:
     """Write candidates for pieces to `file`, in the format of SentencePiece's `seed_sentencepieces_file`.
 
-    The candidates are the strings of 2 to `LONGEST` characters within words that occur at least twice. At
-    most `count` are written, and those that cover the most text come first. SentencePiece ignores candidates
-    that its other settings rule out.
+    The candidates are the strings of 2 to `LONGEST` characters within words that occur at least twice, except
+    for mixtures of digits of a script and other characters. At most `count` are written, and those that cover
+    the most text come first. SentencePiece ignores candidates that its other settings rule out.
     """
     words = _choose(_count_words(sentences, normalization))
-    text = "\0".join([*words, ""])
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    # The same characters as small numbers, where 0 separates words.
-    alphabet, letters = np.unique(codes, return_inverse=True)
+    runs = [(run, count) for word, count in words.items() for run in _RUN.findall(word)]
+    text = "\0".join([*(run for run, _ in runs), ""])
+    # The characters as small numbers, where 0 separates words.
+    alphabet, letters = np.unique(code_points(text), return_inverse=True)
     letters[np.isin(alphabet, _SEPARATORS)[letters]] = 0
-    sizes = np.fromiter(map(len, words), np.int64, len(words)) + 1
-    found = list(_find_repeated(letters, np.repeat(list(words.values()), sizes)))
+    sizes = np.array([len(run) + 1 for run, _ in runs], np.int64)
+    found = list(_find_repeated(letters, np.repeat([count for _, count in runs], sizes)))
     starts = np.concatenate([each.starts for each in found])
     counts = np.concatenate([each.counts for each in found])
     lengths = np.repeat([each.length for each in found], [len(each.starts) for each in found])

@@ -122,8 +122,9 @@ def test_hypotheses_are_scored_without_a_model(mtrain, run_dir, corpus):
     alone, with_model = mtrain("evaluate", *files), mtrain("evaluate", run_dir, *files)
     assert alone == with_model and alone[0] == 0 and alone[1].startswith("train.en (8 sentences)\n")
     assert "tok:13a" in alone[1]
-    options = ["--metrics", "bleu", "--bleu-tokenize", "char", "--lowercase"]
+    options = ["--metrics", "bleu,ter", "--bleu-tokenize", "char", "--lowercase"]
     code, out, err = mtrain("evaluate", *files[:-1], *options)
+    assert "TER" in out and "TER" not in err
     assert code == 0 and "tok:char" in out and "case:lc" in out and "tokenizer: char (--bleu-tokenize)" in err
 
 
@@ -145,6 +146,13 @@ def test_the_language_of_hypotheses_is_that_of_a_model_whose_weights_are_not_rea
     for model, message in ((tmp_path / "none", "no such model"), (corpus, "not a run or model folder")):
         code, out, err = mtrain("evaluate", model, *files)
         assert (code, out) == (4, "") and message in one_line(err)
+
+
+def test_ter_without_spaces_between_words_is_a_warning(mtrain, tmp_path):
+    (tmp_path / "test.th").write_text("สุนัขกินข้าว\n", encoding="utf-8")
+    files = ["--hypotheses", tmp_path / "test.th", "--reference", tmp_path / "test.th"]
+    code, _, err = mtrain("evaluate", *files, "--metrics", "chrf,ter")
+    assert (code, err) == (0, "warning: test.th: TER counts text without spaces as one word; rely on chrF\n")
 
 
 def test_hypotheses_are_read_from_stdin(mtrain, stdin, corpus):

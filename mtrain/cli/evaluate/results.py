@@ -102,7 +102,7 @@ def report_results(
     """Score translations into a language, if it is known, print the scores of each test set as soon as they
     are known, and write the files."""
     from mtrain.evaluation.comet import Comet, CometProcess
-    from mtrain.evaluation.metrics import explain_tokenizer
+    from mtrain.evaluation.metrics import counts_sentences, explain_tokenizer
     from mtrain.progress_bar import waiting_for
 
     report, results, explained = {}, [], set[str]()
@@ -121,6 +121,9 @@ def report_results(
             if "bleu" in metrics.names and explanation not in explained:
                 explained.add(explanation)
                 log.info("BLEU tokenizer: %s", explanation)
+            if "ter" in metrics.names and counts_sentences(target_lang, each.test.references[0]):
+                message = "%s: TER counts text without spaces as one word; rely on chrF"
+                log.warning(message, each.test.name)
             report[each.test.name] = result.as_json()
             scores = (f"{score.score:.{_digits(score.metric)}f}" for score in result.scores)
             rows.append([each.test.name, *scores])

@@ -17,7 +17,7 @@ from mtrain.data.scanning.leaks import NO_HASHES, PairHashes, hash_all
 from mtrain.data.scanning.normalization import Change, ChangeCounter
 from mtrain.data.scanning.sides import Shift, find_shifts
 from mtrain.data.text.hashes import common
-from mtrain.data.text.sizes import measure
+from mtrain.data.text.sizes import PerText, measure
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -102,7 +102,10 @@ class BlockCheck:
             empty=len(block.sources) - len(sources),
             bad=len(block.errors),
             unreadable=first_errors(block),
-            lengths=(count_words(sources, scripts[0]), count_words(targets, scripts[1])),
+            lengths=(
+                _histogram(count_words(sources, scripts[0]), LENGTH_BINS),
+                _histogram(count_words(targets, scripts[1]), LENGTH_BINS),
+            ),
             ratios=_histogram(ratios, RATIO_BINS),
             suspicious=self._suspicious(usable, corpus, np.flatnonzero(extreme).tolist()),
             changes=tuple(counter.count(texts) if counter else Counter() for counter, texts in sides),
@@ -158,14 +161,11 @@ def first_errors(block: Block) -> list[str]:
     return [*map(str, islice(block.errors.values(), PLACES))]
 
 
-def count_words(texts: Sequence[str], scripts: Sequence[str]) -> list[int]:
-    """How many texts have how many words, in LENGTH_BINS. In scripts without spaces, each character counts
-    as a word."""
+def count_words(texts: Sequence[str], scripts: Sequence[str]) -> PerText:
+    """The number of words of each text. In scripts without spaces, each character counts as a word."""
     if are_spaced(scripts):
-        words = np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
-    else:
-        words = measure(texts).visible
-    return _histogram(words, LENGTH_BINS)
+        return np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
+    return measure(texts).visible
 
 
 def _histogram(values: npt.NDArray[np.generic], bins: Sequence[float]) -> list[int]:

@@ -27,6 +27,7 @@ from mtrain.data.scanning.block_check import (
     BlockCheck,
     BlockFindings,
     Normalizers,
+    count_words,
     first_errors,
 )
 from mtrain.data.scanning.leaks import Leak, LeakFinder
@@ -36,7 +37,7 @@ from mtrain.data.text.writing_systems import main_script
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 SIDES = ("source", "target")
-SCRIPT_PAIRS = 1000  # the first pairs of the corpus, which determine its scripts
+SCRIPT_PAIRS = 1000  # the first pairs of the corpus, or of a sample, which determine its scripts
 DISTINCT = 4_000_000  # pairs whose hashes are kept, of 8 bytes each; the duplicates of more are estimated
 
 
@@ -251,6 +252,7 @@ def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tag: i
     found = Segmentation(len(pairs), too_long, [], [])
     for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):
         tokens, unlearned = sum(map(len, rows)), vocabulary.unlearned()
-        found.tokens_per_word.append(tokens / max(1, sum(len(text.split()) for text in side)))
+        words = int(count_words(side, [main_script(side[:SCRIPT_PAIRS])]).sum())
+        found.tokens_per_word.append(tokens / max(1, words))
         found.unknown.append(sum(i in unlearned for ids in rows for i in ids) / max(1, tokens))
     return found

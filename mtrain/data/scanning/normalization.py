@@ -11,7 +11,7 @@ import numpy as np
 import regex
 from sentencepiece import SentencePieceNormalizer
 
-from mtrain.data.text.hashes import code_points
+from mtrain.tokenizer.code_points import code_points
 from mtrain.tokenizer.learn import ESCAPES
 
 _UNKNOWN, _KEPT, _CHANGED, _JOINS = range(4)  # kinds of characters

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import regex
 from xxhash import xxh3_64_intdigest
 
+from mtrain.tokenizer.code_points import CodePoints, code_points
 from mtrain.tokenizer.rows import Ids
 
 Hashes = npt.NDArray[np.uint64]
-CodePoints = npt.NDArray[np.uint32]  # code points of characters
 MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes that differ in few bits
 LETTERS = 0x40000  # code points, after which Unicode has no letters
 _SPACE = ord(" ")
@@ -58,11 +58,6 @@ def _words_and_spaces(text: str) -> CodePoints:
             text = text.replace(character, character.casefold())
         codes = _replacements().take(code_points(text), mode="clip")
     return codes
-
-
-def code_points(text: str) -> CodePoints:
-    """The code points of a text."""
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 @cache

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import regex  # supports newer versions of Unicode than `unicodedata`
 
-from mtrain.data.text.hashes import LETTERS, code_points
+from mtrain.data.text.hashes import LETTERS
+from mtrain.tokenizer.code_points import code_points
 
 _TEXTS = 1000  # that are counted at a time; more would not fit into the processor's cache
 _INVISIBLE = range(0xE0000, 0xE1000)  # code points of tags and of variants of Chinese characters

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.text.hashes import code_points
+from mtrain.tokenizer.code_points import code_points
 
 _FIRST_WORD = re.compile("[A-Z]+")
 # Chinese and Japanese mix these. "々" is an ideographic iteration mark.
@@ -17,6 +17,12 @@ _GROUPS = dict.fromkeys(("HIRAGANA", "KATAKANA", "HENTAIGANA", "BOPOMOFO", "IDEO
 _GROUPS["MODIFIER"] = ""  # letters of several scripts, such as the ʻokina
 _UNKNOWN = 2  # not a weight of `ScriptFilter`
 _CODE_POINTS = 0x110000
+# Patterns for `regex`. Letters that are written without spaces between words, with signs between kana that
+# Unicode assigns to no script; and what is seen as one character: Burmese and Khmer write some letters below
+# others, after a sign that ends a grapheme cluster.
+_UNSPACED_SCRIPTS = ("Han", "Hiragana", "Katakana", "Khmer", "Lao", "Myanmar", "Thai", "Tibetan")
+UNSPACED = "".join(rf"\p{{Script={name}}}" for name in _UNSPACED_SCRIPTS) + "\u30fc\uff70\uff9e\uff9f"
+CHARACTER = r"(?:\X(?<=[\u1039\u17d2]))*\X"
 _LATIN_END = 0x250  # the code point after the last Latin letter of several blocks in a row
 
 

@@ -11,7 +11,7 @@ import torch
 
 from mtrain import Translator
 from mtrain.config.sections.model import ModelConfig
-from mtrain.decoding.alignment import align, words_at
+from mtrain.decoding.alignment import align, count_words, words_at
 from mtrain.decoding.alignment_layer import best_layer, choose_alignment_layer
 from mtrain.decoding.join import join
 from mtrain.decoding.split import Splitter
@@ -24,17 +24,68 @@ from tests.support.training import PAIRS
 SOURCES = [source for source, _ in PAIRS]
 
 
+def words(*indices: int | None) -> list[tuple[int, int]]:
+    """The words of tokens that have one word each, or none."""
+    return [(-1, -1) if i is None else (i, i + 1) for i in indices]
+
+
 def test_each_target_word_is_aligned_to_the_word_that_it_attends_to_most() -> None:
     attention = torch.tensor(
         [[0.3, 0.3, 0.4, 0.0], [0.1, 0.1, 0.8, 0.0], [0.5, 0.1, 0.3, 0.1], [0.0, 0.0, 0.0, 1.0]]
     ).numpy()
     # Source words: tokens 0 and 1, token 2; the fourth is EOS. Target words: token 0, tokens 1 and 2; EOS.
-    assert align(attention, [0, 0, 1], [0, 1, 1]) == ((0, 0), (1, 1))
-    assert align(attention[:, [2, 0, 1, 3]], [0, 1, 1], [0, 0, 1]) == ((0, 0), (1, 1))
-    assert align(attention, [], [0]) == align(attention, [0], []) == ()
+    assert align(attention, words(0, 0, 1), words(0, 1, 1)) == ((0, 0), (1, 1))
+    assert align(attention[:, [2, 0, 1, 3]], words(0, 1, 1), words(0, 0, 1)) == ((0, 0), (1, 1))
+    assert align(attention, [], words(0)) == align(attention, words(0), []) == ()
     # A target word that attends most to a token of no word, and words without tokens, are not aligned.
-    assert align(attention, [0, 0, -1], [0, 1, 3]) == ((0, 0), (0, 3))
-    assert align(attention, [-1, -1, -1], [0, 1, -1]) == ()
+    assert align(attention, words(0, 0, None), words(0, 1, 3)) == ((0, 0), (0, 3))
+    assert align(attention, words(None, None, None), words(0, 1, None)) == ()
+
+
+def test_words_of_the_same_token_have_the_same_alignments() -> None:
+    attention = np.eye(3)
+    assert align(attention, [(0, 1), (1, 3), (3, 4)], [(0, 2), (2, 3), (3, 5)]) == (
+        *((0, 0), (0, 1)),
+        *((1, 2), (2, 2)),
+        *((3, 3), (3, 4)),
+    )
+    # The second token begins inside of the second word, which then is not the same as the first one.
+    assert align(attention, words(0, 1, 2), [(0, 2), (1, 2), (2, 3)]) == ((0, 0), (1, 1), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Ein Hund.", ["Ein", "Hund."]),
+        ("한국어는 좋다.", ["한국어는", "좋다."]),
+        ("我有2只iPhone手机。", ["我", "有", "2", "只", "iPhone", "手", "机", "。"]),
+        ("ラーメン を", ["ラ", "ー", "メ", "ン", "を"]),
+        ("ที่นี่ok", ["ที่", "นี่", "ok"]),
+        ("ខ្ញុំ\u200bបាន", ["ខ្ញុំ\u200b", "បា", "ន"]),
+        ("\x1f \u200b", ["\u200b"]),
+    ],
+)
+def test_each_character_is_a_word_in_scripts_without_spaces(text: str, expected: list[str]) -> None:
+    assert count_words(text) == len(expected)
+    spans = words_at(text, list(range(len(text))))
+    found = [""] * len(expected)
+    for character, (first, stop) in zip(text, spans, strict=True):
+        assert stop == first + 1
+        found[first] += character.strip()
+    assert found == [word.strip() for word in expected]
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x1cb", "a\x85b\u3000c", "\u200b a\u200bb", "x\u00a0y ", "नमस्ते दुनिया", "a\n1,\v."]
+)
+def test_other_words_are_separated_as_python_separates_them(text: str) -> None:
+    assert count_words(text) == len(text.split())
+
+
+def test_a_token_has_all_words_that_begin_in_it() -> None:
+    assert words_at("我看到 大马。", [0, 3, 5]) == [(0, 3), (3, 4), (4, 6)]
+    assert words_at("Ein Hund", [0, 3, 6]) == [(0, 1), (1, 2), (1, 2)]
+    assert words_at("", [0, 0]) == [(-1, -1)] * 2
 
 
 def test_alignments_are_word_numbers_of_both_sides(translator: Translator) -> None:
@@ -54,13 +105,13 @@ def test_each_token_belongs_to_the_word_that_it_is_in(tmp_path: Path) -> None:
     source = tokenizer.source
     [part] = Splitter(tokenizer, 300, "en").parts_of([line], [], 0, alignments=True)
     texts = [""] * len(line.split())
-    for i, word in zip(part.source[:-1], part.words, strict=True):
+    for i, (word, _) in zip(part.source[:-1], part.words, strict=True):
         texts[word] += source.pieces[i]
     assert [text.replace("▁", "")[-5:] for text in texts] == ["It", "ains.", "The", "sun", "ines."]
     ids = tokenizer.encode_target(["Es", "\u00b4"])
     row = [*ids[0], tokenizer.special.unk, *ids[0]]  # decodes to a word of its own
     [text] = tokenizer.decode([row])
-    words = words_at(text, tokenizer.target.decoded_positions(row))
+    words = [first for first, _ in words_at(text, tokenizer.target.decoded_positions(row))]
     assert words[len(ids[0])] == 1 and sorted(set(words)) == list(range(len(text.split()))) == [0, 1, 2]
 
 
@@ -83,15 +134,18 @@ def test_words_are_separated_by_spaces(translator: Translator) -> None:
 
 def test_parts_joined_without_a_space_share_a_word() -> None:
     parts = [
-        Translation("一二 三", -1, -1, 4, True, ((0, 0), (1, 1))),
-        Translation("四", -1, -1, 2, True, ((2, 0),)),
+        Translation("ab c", -1, -1, 4, True, ((0, 0), (1, 1))),
+        Translation("d", -1, -1, 2, True, ((2, 0),)),
     ]
     joined = join(parts, space="", length_penalty=1.0)
-    assert joined.text.split() == ["一二", "三四"] and joined.alignment == ((0, 0), (1, 1), (2, 1))
+    assert joined.text.split() == ["ab", "cd"] and joined.alignment == ((0, 0), (1, 1), (2, 1))
     assert join(parts, space=" ", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
     # Not if there is a space at the end, or nothing before.
-    spaced = [Translation("", -1, -1, 1, True, ()), replace(parts[0], text="一二 三 "), parts[1]]
+    spaced = [Translation("", -1, -1, 1, True, ()), replace(parts[0], text="ab c "), parts[1]]
     assert join(spaced, space="", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
+    # Chinese characters are words.
+    parts = [replace(parts[0], text="一二"), replace(parts[1], text="三")]
+    assert join(parts, space="", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
 
 
 # ------------------------------------------------------------------------------------ the choice of the layer

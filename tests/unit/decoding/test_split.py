@@ -112,14 +112,18 @@ def test_parts_know_the_words_of_the_line_and_of_a_tag_in_it(tagging: Tokenizer)
     first, second = Splitter(tagging, len(ids), "en", "sentences").parts_of([line], [], 0, True)
     assert (first.key, second.key) == ((0, 0), (0, 1))
     words = line.split()
-    assert [sorted(set(part.words)) for part in (first, second)] == [[0, 1, 2, 3], [0, 1, 3, 4, 5]]
+    assert [sorted({word for word, _ in part.words}) for part in (first, second)] == [
+        [0, 1, 2, 3],
+        [0, 1, 3, 4, 5],
+    ]
     for part in (first, second):
         assert len(part.words) == len(part.source) - 1
-        for i, word in zip(part.source, part.words, strict=False):
+        for i, (word, _) in zip(part.source, part.words, strict=False):
             assert tagging.source.pieces[i].strip("▁") in words[word]
     tag = tagging.tag_ids("<2de>")
     [added] = Splitter(tagging, 300, "en", "long", tag).parts_of(["It rains."], [], 0, True)
-    assert list(added.words[: len(tag)]) == [-1] * len(tag) and set(added.words[len(tag) :]) == {0, 1}
+    of_tag, of_text = added.words[: len(tag)], added.words[len(tag) :]
+    assert list(of_tag) == [(-1, -1)] * len(tag) and set(of_text) == {(0, 1), (1, 2)}
 
 
 def test_a_line_that_fits_is_split_only_in_sentences_mode(tagging: Tokenizer) -> None:

@@ -111,7 +111,7 @@ class OneAtATime:
 def test_ranks_that_share_parts_find_the_same_translations(translator: Translator) -> None:
     tokenizer, own = translator.tokenizer, translator.workers
     sources = [[*ids, tokenizer.special.eos] for ids in tokenizer.encode_source(words_of(5))]
-    parts = [Part(i, ids, [7], (i, 0), (0,) * (len(ids) - 1)) for i, ids in enumerate(sources)]
+    parts = [Part(i, ids, [7], (i, 0), ((0, 1),) * (len(ids) - 1)) for i, ids in enumerate(sources)]
     config = translator.with_settings(**SHORT).decoding
     task = DecodingTask(config, parts, "zh", n_best=2, alignments=True)
     meeting, sent = threading.Barrier(2, timeout=60), ["", ""]

@@ -10,7 +10,13 @@ import sacrebleu
 
 from mtrain.config.languages import bleu_tokenizer
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.metrics import explain_tokenizer, make_metrics, score, score_sentences
+from mtrain.evaluation.metrics import (
+    counts_sentences,
+    explain_tokenizer,
+    make_metrics,
+    score,
+    score_sentences,
+)
 
 HYPOTHESES = ["Der Hund rennt.", "Eine Katze", "Zwei Frauen reden heute ."]
 REFERENCES = ["Der Hund rennt im Park.", "Eine Katze schläft.", "zwei Frauen reden ."]
@@ -88,6 +94,30 @@ def test_chinese_is_split_into_characters():
     zh = make_metrics(["bleu"], "zh")
     assert score(["我喜欢吃橙子。"], [["我喜欢吃橙子。"]], zh)[0].score == pytest.approx(100)
     assert "tok:zh" in score(["我喜欢橙子。"], [["我喜欢吃橙子。"]], zh)[0].signature
+
+
+@pytest.mark.parametrize(("language", "words"), [("zh", 7), ("ja", 7), ("de", 1), (None, 1)])
+def test_ter_counts_characters_in_chinese_and_japanese(language, words):
+    metrics = make_metrics(["ter"], language)
+    [result] = score(["我喜欢吃苹子。"], [["我喜欢吃橙子。"]], metrics)
+    assert result.score == pytest.approx(100 / words)
+    assert ("norm:yes" in result.signature) == ("asian:yes" in result.signature) == (words > 1)
+    theirs = sacrebleu.TER(normalized=words > 1, asian_support=words > 1)
+    assert result.score == theirs.corpus_score(["我喜欢吃苹子。"], [["我喜欢吃橙子。"]]).score
+
+
+@pytest.mark.parametrize(
+    ("language", "reference", "expected"),
+    [
+        ("th", "สุนัข", True),
+        ("zh", "一只狗。", False),
+        ("de", "Ein Hund.", False),
+        ("ko", "개", False),
+        (None, "一只狗。", True),
+    ],
+)
+def test_ter_counts_sentences_in_other_languages_without_spaces(language, reference, expected):
+    assert counts_sentences(language, [reference]) == expected
 
 
 def test_lowercasing_and_the_tokenizer_are_in_the_signature():

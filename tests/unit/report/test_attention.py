@@ -70,6 +70,7 @@ def test_sentences_are_cut_at_the_positions_that_a_model_has(make_config):
 
 def test_the_page_has_a_table_of_percentages_and_data_for_all_heads(translator):
     page = attention_page(translator, ["It rains.", "<b>"], ["Es regnet.", ""], "runs/<x>")
+    assert "text-orientation: sideways" in page  # Chinese headings would be upside down
     elements = Elements(page)
     assert "http" not in page and "<b>" not in page and "runs/&lt;x&gt;" in page
     assert len(elements.of("table")) == len(elements.of("caption")) == 2

@@ -135,16 +135,42 @@ def test_a_size_that_fits_is_not_adapted(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_text_with_more_characters_than_entries_gets_entries_for_all(tmp_path: Path, kind: str):
-    characters = [chr(0x4E00 + number) for number in range(600)]
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_text_with_many_characters_gets_entries_for_all(tmp_path: Path, kind: str, joint: bool):
+    characters = [chr(0x4E00 + number) for number in range(599)]
     rng = random.Random(0)
     text = [" ".join("".join(rng.choices(characters, k=3)) for _ in range(6)) for _ in range(1000)]
-    config = TokenizerConfig(type=kind, vocab_size=700)
+    config = TokenizerConfig(type=kind, vocab_size=700, joint=joint)
     with pytest.raises(UsageError, match="too small for this text"):
         train_tokenizer(config, lambda: text, lambda: text, tmp_path / "given", 1)
     size = train_tokenizer(config, lambda: text, lambda: text, tmp_path, 1, adapt_vocab_size=True)
-    pieces = Tokenizer(tmp_path).source.pieces
-    assert 700 < size == len(pieces) and set(characters) <= set(pieces)
+    for vocabulary in (Tokenizer(tmp_path).source, Tokenizer(tmp_path).target):
+        # 599 characters and the space are 200 more than those of an alphabet.
+        assert len(vocabulary.pieces) == size == 900 and set(characters) <= set(vocabulary.pieces)
+
+
+def test_characters_that_the_coverage_leaves_out_need_no_entries(tmp_path: Path):
+    text = ["some brown foxes"] * 2000 + [chr(0x4E00 + number) for number in range(450)]
+    config = TokenizerConfig(type="bpe", vocab_size=275, character_coverage=0.98)
+    assert train_tokenizer(config, lambda: text, lambda: [], tmp_path, 1, adapt_vocab_size=True) == 275
+
+
+def test_symbols_need_entries(tmp_path: Path):
+    config = TokenizerConfig(type="bpe", vocab_size=1000, symbols=[f"<{n}>" for n in range(900)])
+    size = train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, adapt_vocab_size=True)
+    assert size > 260 + 900
+
+
+@pytest.mark.parametrize("zero", ["០", "๐", "०", "0"])
+def test_digits_are_pieces_apart_from_letters(tmp_path: Path, zero: str):
+    """Khmer "riel", Thai "baht" and Hindi "rupee" after their own digits."""
+    word = {"០": "រៀល", "๐": "บาท", "०": "रुपये", "0": "euro"}[zero]
+    numbers = [str(n).translate({ord("0") + i: ord(zero) + i for i in range(10)}) for n in range(100, 200)]
+    text = [number + word for number in numbers]
+    train_tokenizer(TokenizerConfig(), lambda: text, lambda: ["a"], tmp_path, 1, adapt_vocab_size=True)
+    pieces = [piece for piece in Tokenizer(tmp_path).source.pieces if not piece.startswith("<")]
+    mixed = [piece for piece in pieces if piece.strip("▁").isdigit() != any(map(str.isdigit, piece))]
+    assert not mixed and word in pieces
 
 
 @pytest.mark.parametrize("kind", TYPES)

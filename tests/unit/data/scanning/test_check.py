@@ -373,6 +373,13 @@ def test_a_sample_is_segmented_with_the_tokenizer(corpora):
     assert "tokens per word" in format_report(findings)
 
 
+@pytest.mark.parametrize("text", ["猫" * 20, "猫 " * 20])
+def test_tokens_per_word_count_characters_in_scripts_without_spaces(corpora, text):
+    config = corpora([(f"cat {n}", f"{text}{n}") for n in range(300)])
+    found = check_data(config.data, tokenize(config)).segmentation
+    assert found is not None and found.tokens_per_word[1] < 1.1
+
+
 def test_in_scripts_without_spaces_each_character_counts_as_a_word(corpora):
     pairs = [("猫在睡觉。" * 5, "the cat sleeps " * 4)] * 3 + [("ภาษา ไทย", "Thai")]
     found = check_data(corpora(pairs).data)

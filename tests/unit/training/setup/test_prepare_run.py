@@ -90,7 +90,7 @@ def test_a_check_names_a_package_that_training_will_need(mtrain, config_file):
         code, out, err = mtrain("check", config_file, "--set", f"data.target_lang={language}")
         assert code == 0 and "result: " in out
         assert f"warning: mtrain fit will need a package: the BLEU tokenizer {language}-mecab is not" in err
-        assert f"pip install sacrebleu[{language}]" in err
+        assert f"pip install 'sacrebleu[{language}]'" in err
     assert "will need" not in mtrain("check", config_file)[2]
 
 
