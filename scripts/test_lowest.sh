@@ -8,4 +8,4 @@ $venv/bin/python -m pip install --quiet --disable-pip-version-check uv
 $venv/bin/uv pip install --python $venv/bin/python --resolution lowest-direct -e '.[interop,languages,tensorboard]'
 # The tests' own tools are not part of what is installed with mtrain: their current versions serve.
 $venv/bin/uv pip install --python $venv/bin/python pytest pytest-xdist hypothesis sacremoses
-OMP_NUM_THREADS=1 $venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
+OMP_NUM_THREADS=1 $venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -131,10 +130,8 @@ def _render(template: str, model: Description, **facts: object) -> str:
     )
 
 
-@cache
 def _templates() -> "Environment":
-    """The templates, which are compiled only once. Text from outside is escaped by the filters `inline` and
-    `code`."""
+    """The templates. Text from outside is escaped by the filters `inline` and `code`."""
     return load_templates(
         "mtrain.checkpoint",
         inline=_inline,

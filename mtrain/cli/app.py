@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -67,6 +68,11 @@ def _root(context: typer.Context, version: _Version = False) -> None:
         raise UsageError(f"mtrain {name} does not share its work among processes; run it without torchrun")
 
 
+@cache  # for programs that run several commands in one process
+def _commands() -> Any:
+    return typer.main.get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code. A failure is reported in one line on stderr.
 
@@ -77,7 +83,8 @@ def run(arguments: Sequence[str]) -> int:
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # what libraries say to developers
-            code: Any = app(list(arguments) or ["--help"], prog_name="mtrain", standalone_mode=False)
+            command = _commands()
+            code: Any = command(list(arguments) or ["--help"], prog_name="mtrain", standalone_mode=False)
         if code == 130:  # how Typer returns a KeyboardInterrupt
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0

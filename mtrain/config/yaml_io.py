@@ -101,17 +101,23 @@ def _require(condition: bool, problem: str, mark: yaml.Mark) -> None:
 class _YamlDumper(yaml.SafeDumper):
     """Quotes every string that YAML 1.1 or 1.2 would read as another type, so that all readers agree."""
 
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        breaks = any(c in text for c in "\x85\u2028\u2029")  # line breaks in YAML 1.1
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
+
+class _FastDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """The same with libyaml if PyYAML includes it. It escapes more characters, such as emoji."""
+
+
+def _represent_text(dumper: yaml.representer.BaseRepresenter, text: str) -> yaml.ScalarNode:
+    breaks = any(c in text for c in "\x85\u2028\u2029")  # line breaks in YAML 1.1
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
 
 
 for _tag, _pattern in _CORE_SCHEMA.items():
-    for _class in (_YamlLoader, _YamlDumper):
+    for _class in (_YamlLoader, _YamlDumper, _FastDumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
 # YAML 1.2 reads "010" as ten, PyYAML's own constructor as octal eight.
 _YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
-_YamlDumper.add_representer(str, _YamlDumper.represent_text)
+for _dumper in (_YamlDumper, _FastDumper):
+    _dumper.add_representer(str, _represent_text)
 
 
 def parse_document(text: str) -> Document:
@@ -203,7 +209,9 @@ def to_yaml(section: Section, exclude_unset: bool = False) -> str:
     """A section as YAML that `parse_yaml` reads back to an equal section; with `exclude_unset`, without the
     keys that were not set."""
     values = section.model_dump(mode="json", exclude_unset=exclude_unset)
-    return yaml.dump(values, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}
+    text: str = yaml.dump(values, Dumper=_FastDumper, **options)
+    return yaml.dump(values, Dumper=_YamlDumper, **options) if "\\" in text else text
 
 
 def to_yaml_line(value: Any) -> str:

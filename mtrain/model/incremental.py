@@ -12,6 +12,7 @@ attention reads keys and values from a cache:
 import copy
 from collections.abc import Sequence
 from functools import cache, cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ from mtrain.model.transformer import (
     Transformer,
     rotate,
 )
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class DecodingTransformer:
@@ -186,8 +189,8 @@ def _output(attention: MultiHeadAttention, attended: Tensor, queries: Tensor) ->
 
 def _packed_copy(model: Transformer, dtype: torch.dtype | None) -> Transformer:
     """A copy in evaluation mode with packed linear maps and less overhead per call. It shares the
-    parameters of the model."""
-    copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    parameters and buffers of the model."""
+    copied = _copy_of_modules(model)
     for module in list(copied.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear):
@@ -198,6 +201,17 @@ def _packed_copy(model: Transformer, dtype: torch.dtype | None) -> Transformer:
             if isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
                 setattr(module, name, PackedFeedForward(child))
     reduce_call_overhead(copied.eval())
+    return copied
+
+
+def _copy_of_modules(module: Module) -> Module:
+    """A copy of a module and its submodules that shares all tensors and settings, but can change each."""
+    copied = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, dict):  # such as the names of parameters
+            vars(copied)[name] = value.copy()
+    for name, child in module.named_children():
+        setattr(copied, name, _copy_of_modules(child))
     return copied
 
 

@@ -143,6 +143,11 @@ def test_the_resolved_config_reads_back_equal(run_dir: str, names: list[str], pa
     assert yaml.safe_load(text) == config.model_dump(mode="json")  # any other YAML reader agrees
 
 
+@pytest.mark.parametrize("run_dir", ["runs/日本", "runs/😀"])
+def test_characters_are_written_as_they_are(load_text, run_dir: str):
+    assert f"\nrun_dir: {run_dir}\n" in "\n" + to_yaml(load_text(f"run_dir={run_dir}"))
+
+
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
