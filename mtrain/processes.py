@@ -115,12 +115,7 @@ class WorkerProcess:
             [sys.executable, "-P", "-c", _MAIN, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={
-                **openmp_settings(os.environ),
-                **_REUSE_MEMORY,
-                **os.environ,
-                "OMP_NUM_THREADS": str(threads),
-            },
+            env=openmp_settings(os.environ) | _REUSE_MEMORY | {**os.environ, "OMP_NUM_THREADS": str(threads)},
             # So that only the parent handles Ctrl-C. Not a session of its own: Linux divides time equally
             # among sessions, whatever the priorities (`nice`) of their processes.
             process_group=0,

@@ -100,7 +100,7 @@ def test_the_seconds_of_threads_are_counted():
     ("code", "expected"),
     [
         ("from mtrain.cli import main\ntry:\n    main(['--version'])\nexcept SystemExit:\n    pass", "1000"),
-        ("from mtrain import Translator", "None"),
+        pytest.param("from mtrain import Translator", "None", marks=pytest.mark.slow),
     ],
 )
 def test_the_commands_set_up_openmp_and_the_library_does_not(code, expected):

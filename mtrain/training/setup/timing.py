@@ -127,10 +127,17 @@ def _time_steps(learner: Learner, steps: Iterator[StepInput], limit: float) -> T
     seconds = sum(seconds for _, seconds in intervals)
     slowdown = _slowdown(used, seconds) if learner.device.type == "cpu" else 1.0
     speed = Speed(sum(tokens for tokens, _ in intervals) / seconds, slowdown)
-    free = f"; {speed.now * slowdown:,.0f} without other processes" if slowdown > NOTABLE else ""
-    error = f"standard error {_relative_error(intervals):.1%} after {seconds:.0f} s"
-    log.info("speed: %s target tokens/s (%s)%s", f"{speed.now:,.0f}", error, free)
+    _log_speed(speed, _relative_error(intervals), seconds, learner.model.config.is_classifier)
     return Timing(speed, seconds / count)
+
+
+def _log_speed(speed: Speed, error: float, seconds: float, classifies: bool) -> None:
+    """Log a speed that was measured for some seconds, with its relative standard error."""
+    unit = "pairs/s" if classifies else "target tokens/s"
+    spread = f"standard error {error:.1%}" if math.isfinite(error) else "a single step"
+    free = speed.now * speed.slowdown
+    others = f"; {free:,.0f} without other processes" if speed.slowdown > NOTABLE else ""
+    log.info("speed: %s %s (%s, measured for %.0f s)%s", f"{speed.now:,.0f}", unit, spread, seconds, others)
 
 
 def _suffices(intervals: Sequence[tuple[int, float]], count: int, is_late: bool) -> bool:
@@ -148,9 +155,9 @@ def _relative_error(intervals: Sequence[tuple[int, float]]) -> float:
 
 
 def _slowdown(before: ThreadSeconds, seconds: float) -> float:
-    """How much other processes have slowed down this one in the `seconds` since its threads had the times
-    `before`. Without others, its threads would not wait for cores, but could not use more of them either than
-    the process may: the time for which they wait because of its quota, or for each other, would remain."""
+    """How many times as fast this process would have been without other processes, in the `seconds` since
+    its threads had the times `before`. Its threads would not have waited for cores; but they could not have
+    run on more cores at a time than the process may use."""
     now = thread_seconds()
     ran, waited = now.ran - before.ran, now.waited - before.waited
     return max(1.0, min(1 + waited / ran, seconds * cpu_limit() / ran)) if ran > 0 else 1.0

@@ -296,7 +296,9 @@ def test_the_speed_is_measured_until_it_is_steady(
     assert duration <= clock[0] <= duration + 3
     assert speed.now == pytest.approx(100, rel=0.1) and speed.slowdown == pytest.approx(5)
     error = "0.0%" if seconds == (1.0,) else r"[1-9][0-9]?\.[0-9]%"
-    found = rf"speed: \d+ target tokens/s \(standard error {error} after \d+ s\); [45]\d\d without other"
+    found = (
+        rf"speed: \d+ target tokens/s \(standard error {error}, measured for \d+ s\); [45]\d\d without other"
+    )
     assert re.search(found, caplog.text)
 
 
