@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path("/")  # of `proc` and `sys`, which only Linux has; tests have others
-SPIN_COUNT = 1000
 
 
 def count_cores(root: Path = ROOT) -> int:
@@ -24,10 +23,11 @@ def cpu_limit(root: Path = ROOT) -> float:
     the host, and of these groups only the top one, which is its own. Sources: cpu.max in the kernel's
     admin-guide/cgroup-v2; scheduler/sched-bwc for version 1.
     """
-    groups = ""
-    with suppress(OSError):
-        groups = (root / "proc/self/cgroup").read_text()
-    return min([len(_affinity()), *(quota for line in groups.splitlines() for quota in _quotas(root, line))])
+    limits = [float(len(_affinity()))]
+    with suppress(OSError, ValueError):  # not Linux, or an unknown format
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        limits += [quota for group in groups for quota in _quotas(root, group)]
+    return min(limits)
 
 
 def _affinity() -> set[int]:
@@ -39,10 +39,9 @@ def _quotas(root: Path, line: str) -> Iterator[float]:
     """The quotas of a group and of the groups above it, given its line `hierarchy:controllers:path`. Only
     version 2 names no controllers; it is mounted in a subfolder if version 1 is mounted, too."""
     _, controllers, path = line.split(":", 2)
-    mounts = (
-        ("cpu", controllers) if "cpu" in controllers.split(",") else () if controllers else ("", "unified")
-    )
-    for mount in mounts:
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    for mount in ("cpu", controllers) if controllers else ("", "unified"):
         top = root / "sys/fs/cgroup" / mount
         group = top / path.lstrip("/")
         for folder in (group, *group.parents):
@@ -61,12 +60,12 @@ def openmp_settings(environment: Mapping[str, str], root: Path = ROOT) -> dict[s
 
     - GOMP_SPINCOUNT: a thread that waits for others occupies its core for this many rounds. By default these
       are milliseconds, which other processes and other threads of this one could use.
-    - OMP_NUM_THREADS, if there is a quota: PyTorch knows the affinity only. By default it uses a thread for
-      each physical core.
+    - OMP_NUM_THREADS, if there is a quota, of which PyTorch does not know. Without one, it uses a thread for
+      each physical core of the affinity.
     """
     settings = {}
     if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-        settings["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+        settings["GOMP_SPINCOUNT"] = "1000"
     if "OMP_NUM_THREADS" not in environment and cpu_limit(root) < len(_affinity()):
         settings["OMP_NUM_THREADS"] = str(min(count_cores(root), _count_physical_cores(root)))
     return settings

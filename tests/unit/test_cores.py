@@ -58,6 +58,7 @@ def v1(folder: str, quota: int, period: int = 100_000) -> dict[str, str]:
         (V1, v1("memory/other", 100_000), 8, 8),
         ("1:cpu:/\n0::/job\n", {"unified/job/cpu.max": "400000 100000\n"}, 4, 4),
         ("", {}, 8, 8),
+        ("unknown\n", {}, 8, 8),
     ],
 )
 def test_the_smallest_quota_of_the_groups_of_a_process_counts(tmp_path, groups, quotas, limit, cores):
