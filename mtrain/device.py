@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtrain.cores import count_cores
 from mtrain.errors import UsageError
 from mtrain.kernels.undocumented import undocumented
 
@@ -132,9 +133,12 @@ def default_worker_count(device: torch.device) -> int:
 
     On a CPU it is the number from 2 to 4 that leaves the fewest cores idle. (Only 2 was measured.) More
     threads would compete for Python's global lock, and each decoding process holds a copy of the model. On
-    one thread or a GPU it is 1.
+    one thread or a GPU it is 1. The threads are those of PyTorch, which does not know the quotas of a program
+    that uses mtrain as a library.
     """
     threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads = min(threads, count_cores())
     if device.type != "cpu" or threads == 1:
         return 1
     return max(range(2, 5), key=lambda n: (threads // n * n, n))

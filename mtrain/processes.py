@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mtrain.cores import openmp_settings
 from mtrain.stop_signals import STOP_SIGNALS
 from mtrain.worker_messages import receive, send, skip_to_start
 
@@ -114,7 +115,7 @@ class WorkerProcess:
             [sys.executable, "-P", "-c", _MAIN, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**_REUSE_MEMORY, **os.environ, "OMP_NUM_THREADS": str(threads)},
+            env=openmp_settings(os.environ) | _REUSE_MEMORY | {**os.environ, "OMP_NUM_THREADS": str(threads)},
             # So that only the parent handles Ctrl-C. Not a session of its own: Linux divides time equally
             # among sessions, whatever the priorities (`nice`) of their processes.
             process_group=0,
@@ -155,11 +156,6 @@ class WorkerProcess:
             with suppress(OSError):  # unread data cannot be flushed
                 pipe.close()
         return code
-
-
-def count_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ------------------------------------------------------------------------------------------ several processes

@@ -3,11 +3,13 @@
 This file imports only light modules, so that Ctrl-C is handled before PyTorch and other large packages load.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from mtrain.cli.console.interruption import end_interrupted, exit_at_once, interrupt_on_signals
+from mtrain.cores import openmp_settings
 from mtrain.stop_signals import handle_stop_signals
 
 
@@ -15,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `arguments` (by default, `sys.argv[1:]`) ask for, and exit with its code."""
     interrupt_on_signals()
     try:
+        os.environ.update(openmp_settings(os.environ))  # before PyTorch is loaded
         from mtrain.cli.app import run
 
         code = run(sys.argv[1:] if arguments is None else arguments)

@@ -45,7 +45,7 @@ from mtrain.training.setup.complete import (
 )
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.resolve import resolve_config
-from mtrain.training.setup.timing import measure_speed
+from mtrain.training.setup.timing import Speed, measure_speed
 from mtrain.training.setup.tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
 from mtrain.training.step.learner import Learner, worker_count
 
@@ -130,6 +130,7 @@ class _Planner:
     ):
         self.hardware, self.devices = hardware, devices
         self.lengths, self.tokenizer = lengths, tokenizer
+        self.slowdown = 1.0  # of the steps that were timed last; see `Speed`
 
     def complete(self, config: Config, earlier: Sequence[Choice], speed: float) -> Config:
         """The config with a value for every key. Logs what `model.preset: auto` chose, including `earlier`
@@ -138,10 +139,10 @@ class _Planner:
             return config
         smallest = smallest_sizes(config)
 
-        def speed_of_smallest(sized: Config) -> float:
+        def speed_of_smallest(sized: Config) -> Speed:
             if any(getattr(sized.model, key) != size for key, size in smallest.items()):
                 raise MemoryError
-            return speed
+            return Speed(speed)
 
         workload = make_workload(config, self.lengths, self._speed, speed, self.hardware.on_cpu)
         try:
@@ -236,16 +237,17 @@ class _Planner:
             return random_steps(architecture, lengths, alone.plan, device)
 
         speed = measure_speed(architecture, config.training, device, steps)
-        seconds = alone.step().target_tokens / speed
+        seconds = alone.step().target_tokens / speed.now
+        self.slowdown = speed.slowdown
         return StepTime(seconds / self.devices, 0.0), seconds
 
-    def _speed(self, config: Config) -> float:
-        """Target tokens/s of all devices, without communication. Raises MemoryError if memory is short."""
+    def _speed(self, config: Config) -> Speed:
+        """The speed of all devices, without communication. Raises MemoryError if memory is short."""
         estimator = self._estimator(config)
         if not estimator.fits(estimator.memory()):
             raise MemoryError
         time, _ = self._times(estimator, config)
-        return estimator.step().target_tokens / sum(time)
+        return Speed(estimator.step().target_tokens / sum(time), self.slowdown)
 
 
 def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:

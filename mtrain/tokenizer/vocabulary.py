@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor
 
+from mtrain.cores import count_cores
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
 from mtrain.tokenizer.model_file import has_rules, types_of_pieces
@@ -42,7 +43,7 @@ class Vocabulary:
     def __init__(self, file: Path, mapping: Path | None = None):
         """Load a `.model` file and the JSON file of a mapping. Raises ModelError if one is malformed."""
         self.processor, pieces = _load(file)
-        self.threads = -1  # that encode; -1: one for each core
+        self.threads = count_cores()  # that encode
         self.ids: dict[str, int] | None = None
         if mapping is None:
             model = self.processor

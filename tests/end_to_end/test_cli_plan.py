@@ -1,6 +1,7 @@
 """`mtrain plan`: what it prints, from which data, and what it says if a run does not fit."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -15,6 +16,7 @@ def short_timing(monkeypatch):
     """Time few steps."""
     monkeypatch.setattr(timing, "TIMED_STEPS", 1)
     monkeypatch.setattr(timing, "TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "STEADY", math.inf)
 
 
 @pytest.fixture

@@ -269,6 +269,7 @@ def test_the_report_has_its_curves(classifier, mtrain, tmp_path):
 
 def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "STEADY", math.inf)
     raw = merged(raw_config, str(tmp_path / "run"), model=CLASSIFIER, data=LENGTH, training=RECIPE)
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(raw))

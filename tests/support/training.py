@@ -238,7 +238,12 @@ def with_bleu(bleu: float) -> Scores:
 @pytest.fixture
 def set_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let PyTorch report a number of threads; training uses a worker for each of up to four."""
-    return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    def set_(threads: int) -> None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+
+    return set_
 
 
 @pytest.fixture

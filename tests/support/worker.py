@@ -44,6 +44,8 @@ def prepare(read: str = "", settings: bytes = b"") -> Callable[[Action], Any]:
             end = time.process_time() + value
             while time.process_time() < end:
                 pass
+        if action == "variable":
+            return os.environ.get(value)
         return {"pid": os.getpid(), "settings": settings}.get(action, value)
 
     return act

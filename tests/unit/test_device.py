@@ -204,10 +204,19 @@ def test_a_skipped_step_changes_neither_parameters_nor_moments(fused):
 )
 def test_workers_divide_the_cores(monkeypatch, threads, workers):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     assert (
         default_worker_count(torch.device("cpu")) == workers
         and default_worker_count(torch.device("cuda")) == 1
     )
+
+
+def test_there_are_no_more_workers_than_the_process_may_use_cores(monkeypatch):
+    """In a program that uses mtrain as a library, PyTorch has a thread for each core of the machine."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr("mtrain.device.count_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert default_worker_count(torch.device("cpu")) == 2
 
 
 def test_threads_of_a_pool_share_the_cores_and_leave_the_default_alone():

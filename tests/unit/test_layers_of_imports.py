@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
-    ["duration", "errors", "invisible_characters", "regular_files", "stop_signals", "templates"],
+    ["cores", "duration", "errors", "invisible_characters", "regular_files", "stop_signals", "templates"],
     ["kernels"],
     ["paths", "progress_bar", "version"],
     ["device", "worker_messages"],

@@ -75,6 +75,17 @@ def test_a_process_gets_no_ctrl_c_but_shares_the_session_and_its_computing_time(
         assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
 
 
+@pytest.mark.parametrize(("own", "expected"), [(None, "1000"), ("7", "7")])
+def test_the_threads_of_a_process_do_not_spin_for_long_unless_the_user_wants_it(monkeypatch, own, expected):
+    """The environment of this process does not change."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    if own is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", own)
+    assert results(("variable", "GOMP_SPINCOUNT"), ECHO) == [expected, 1]
+    assert os.environ.get("GOMP_SPINCOUNT") == own
+
+
 def test_processes_that_are_closed_during_their_work_are_not_replaced(caplog):
     """As after a second Ctrl-C."""
     pool = WorkerPool(PREPARE, 1)

@@ -27,7 +27,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import micro_batch_tokens
 from mtrain.training.setup.run_folder import record_choices
-from mtrain.training.setup.timing import measure_speed
+from mtrain.training.setup.timing import Speed, measure_speed
 from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Workload(NamedTuple):
 
     size: Callable[[], CorpusSize]
     steps_per_epoch: Callable[[int], int]  # given training.batch_tokens
-    speed: Callable[[Config], float]  # measures target tokens/s of training with a config
+    speed: Callable[[Config], Speed]  # measures the speed of training with a config
     assumed_speed: float  # before it is measured
     device: recipe.Device = recipe.CPU
 
@@ -68,7 +68,7 @@ def complete_config(
     # To segment a window again would take long, and each timing would do it.
     corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Reencoder))
 
-    def speed(sized: Config) -> float:
+    def speed(sized: Config) -> Speed:
         log.info("timing some training steps")
         architecture = model_config(sized.model, tokenizer, sized.data.max_length)
 
@@ -99,7 +99,7 @@ def assumed_speed_of(ranks: Ranks) -> float:
 
 
 def make_workload(
-    config: Config, lengths: TrainingLengths, speed: Callable[[Config], float], assumed: float, on_cpu: bool
+    config: Config, lengths: TrainingLengths, speed: Callable[[Config], Speed], assumed: float, on_cpu: bool
 ) -> Workload:
     """The workload of training on pairs of these lengths. For `speed` and `assumed` see `Workload`."""
 
@@ -214,9 +214,10 @@ class _Timer:
     config: Config
     budget: Budget
     corpus: CorpusSize
-    measure: Callable[[Config], float]
+    measure: Callable[[Config], Speed]
     speed: float  # target tokens/s, of the last model
-    _speeds: dict[tuple[object, ...], float] = field(default_factory=dict)
+    slowdown: float = 1.0  # see `Speed`
+    _speeds: dict[tuple[object, ...], Speed] = field(default_factory=dict)
 
     def settle(self, sizes: Mapping[str, int], rounds: int = 3) -> int:
         """`training.batch_tokens` for a model. The batch depends on the speed, which depends on the batch, so
@@ -225,7 +226,7 @@ class _Timer:
         if self.budget.minutes is None and not self.budget.unlimited:
             return batch
         for _ in range(rounds):
-            self.speed = self._time(sizes, batch)
+            self.speed, self.slowdown = self._time(sizes, batch)
             if self.budget.batch(self.corpus, self.speed) == batch:
                 break
             batch = self.budget.batch(self.corpus, self.speed)
@@ -254,9 +255,12 @@ class _Timer:
         return False
 
     def _suffices(self, sizes: Mapping[str, int]) -> bool:
-        return recipe.suffices(self.budget.limit(self.corpus, self.speed).tokens, sizes)
+        """Whether the budget suffices on a machine that is free. This one may be so during most of the run,
+        and a plan for the present load would differ each time."""
+        speed = self.speed * self.slowdown
+        return recipe.suffices(self.budget.limit(self.corpus, speed).tokens, sizes)
 
-    def _time(self, sizes: Mapping[str, int], batch: int) -> float:
+    def _time(self, sizes: Mapping[str, int], batch: int) -> Speed:
         key = (*sizes.items(), batch)
         if key not in self._speeds:
             sized = {**sizes, "preset": None, "activation_dropout": 0.0}

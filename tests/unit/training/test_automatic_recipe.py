@@ -3,7 +3,9 @@
 import itertools
 import json
 import logging
+import math
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS, SIZES
+from mtrain.cores import ThreadSeconds
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.reading.digests import RawFiles
@@ -87,6 +90,7 @@ def short_timing(monkeypatch):
     """Time few steps."""
     monkeypatch.setattr(timing, "TIMED_STEPS", 1)
     monkeypatch.setattr(timing, "TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "STEADY", math.inf)
 
 
 def written(run: Path) -> dict[str, Any]:
@@ -204,7 +208,7 @@ def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
     def measured(architecture, recipe, device, steps, alone, minutes):
         step = next(iter(steps(make_learner(build_model(architecture), recipe))))
         shares.append((alone, sum(batch.target_tokens for batch in step.batches) / step.tokens))
-        return 1_000.0
+        return timing.Speed(1_000.0)
 
     monkeypatch.setattr(complete_config, "measure_speed", measured)
     data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}}
@@ -234,9 +238,10 @@ def test_steps_with_and_without_r_drop_are_timed(make_config, monkeypatch, short
 
 
 def test_the_speed_without_r_drop_counts_for_the_steps_without_it():
-    first, later = timing.Timing(2_000.0, 0.1), timing.Timing(1_000.0, 0.2)
-    assert timing.mean_speed(60.0, 300, first, later) == 1_500.0  # for 30 s each
-    assert timing.mean_speed(20.0, 300, first, later) == 2_000.0
+    first = timing.Timing(timing.Speed(2_000.0), 0.1)
+    later = timing.Timing(timing.Speed(1_000.0, slowdown=2.0), 0.2)
+    assert timing.mean_speed(60.0, 300, first, later) == (1_500.0, 2.0)  # for 30 s each
+    assert timing.mean_speed(20.0, 300, first, later) == (2_000.0, 2.0)
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
@@ -262,7 +267,39 @@ def test_steps_that_compile_are_not_timed_unless_all_do(
     steps = itertools.repeat(StepInput(1, 100, [], list, Position(0, 0)))
     model = ModelConfig(**PRESETS["micro"], source_vocab_size=50, target_vocab_size=50, max_positions=64)
     speed = timing.measure_speed(model, config.training, torch.device("cpu"), lambda _: steps)
-    assert speed == expected
+    assert speed.now == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "minutes", "duration"),
+    [((1.0,), None, 6.0), ((0.5, 1.5), None, 20.0), ((0.5, 1.5), 5.0, 10.0), ((0.5, 1.5), 1.0, 4.0)],
+)
+def test_the_speed_is_measured_until_it_is_steady(
+    make_config, monkeypatch, caplog, seconds, minutes, duration
+):
+    """For a limited time, of which some is not timed. On a clock on which steps take some `seconds`."""
+    clock, durations = [0.0], itertools.cycle(seconds)
+
+    def step(self, batches, tokens, rate):
+        clock[0] += next(durations)
+        return StepMetrics(torch.zeros(4), tokens)
+
+    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing, "thread_seconds", lambda: ThreadSeconds(clock[0] / 4, clock[0]))
+    monkeypatch.setattr(timing, "cpu_limit", lambda: 2)
+    steps = itertools.repeat(StepInput(1, 100, [], list, Position(0, 0)))
+    model = ModelConfig(**PRESETS["micro"], source_vocab_size=50, target_vocab_size=50, max_positions=64)
+    arguments = model, make_config().training, torch.device("cpu"), lambda _: steps, True, minutes
+    with caplog.at_level(logging.INFO, "mtrain"):
+        speed = timing.measure_speed(*arguments)
+    assert duration <= clock[0] <= duration + 3
+    assert speed.now == pytest.approx(100, rel=0.1) and speed.slowdown == pytest.approx(5)
+    error = "0.0%" if seconds == (1.0,) else r"[1-9][0-9]?\.[0-9]%"
+    found = (
+        rf"speed: \d+ target tokens/s \(standard error {error}, measured for \d+ s\); [45]\d\d without other"
+    )
+    assert re.search(found, caplog.text)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.training.setup.complete import Workload, assumed_speed_of, choose_values
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.run_folder import write_config
+from mtrain.training.setup.timing import Speed
 from mtrain.training.step.learning_rate import learning_rate
 
 DATA = {"source_lang": "en", "target_lang": "de", "train": {"toy": "train"}, "validation": {"holdout": 10}}
@@ -29,18 +30,22 @@ def config(**sections: Any) -> Config:
 
 
 def workload(
-    size: CorpusSize = MULTI30K, operations: float = 1e11, timed: list[Any] | None = None
+    size: CorpusSize = MULTI30K,
+    operations: float = 1e11,
+    timed: list[Any] | None = None,
+    slowdown: float = 1.0,
 ) -> Workload:
-    """A machine with `operations` multiplications a second, and steps that are full. Timings are appended to
-    `timed`."""
+    """A machine with `operations` multiplications a second, in spite of a `slowdown`, and full steps. Timings
+    are appended to `timed`."""
 
-    def speed(sized: Config) -> float:
+    def speed(sized: Config) -> Speed:
         model = sized.model
         if timed is not None:
             timed.append((model.d_model, model.encoder_layers, sized.training.batch_tokens))
         encoder = model.encoder_layers * (4 * model.d_model**2 + 2 * model.d_model * model.ffn_dim)
         decoder = model.decoder_layers * (8 * model.d_model**2 + 2 * model.d_model * model.ffn_dim)
-        return operations / (3 * (encoder + decoder + model.d_model * sized.tokenizer.vocab_size))
+        per_token = 3 * (encoder + decoder + model.d_model * sized.tokenizer.vocab_size)
+        return Speed(operations / per_token, slowdown)
 
     def steps_per_epoch(batch: int) -> int:
         return max(1, size.epoch_tokens // batch)
@@ -311,13 +316,25 @@ def test_a_model_that_does_not_fit_in_memory_is_not_chosen(limits):
     size = CorpusSize(4_500_000, 120_000_000, 120_000_000, 80_000)
     work = workload(size, 1e15)
 
-    def speed(sized: Config) -> float:
+    def speed(sized: Config) -> Speed:
         if sized.model.d_model > 256:
             raise MemoryError
         return work.speed(sized)
 
     planned, _ = choose_values(config(training=limits), work._replace(speed=speed))
     assert planned.model.d_model == 256
+
+
+def test_other_processes_change_the_number_of_steps_but_not_the_model():
+    free, busy, slow = (
+        choose_values(
+            config(training={"max_minutes": 6.0}), workload(operations=operations, slowdown=slowdown)
+        )[0]
+        for operations, slowdown in ((5e11, 1.0), (1.25e11, 4.0), (1.25e11, 1.0))
+    )
+    assert free.model.encoder_layers == busy.model.encoder_layers == 4 and slow.model.encoder_layers == 2
+    tokens = [plan.training.max_steps * plan.training.batch_tokens for plan in (free, busy)]
+    assert tokens[0] == pytest.approx(4 * tokens[1], rel=0.1)
 
 
 def test_repeated_pairs_are_not_new_ones():

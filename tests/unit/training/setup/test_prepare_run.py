@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mtrain.cores import count_cores
 from mtrain.data.scanning.scanner import LARGE
 from mtrain.data.store.shards import SHARD
 from mtrain.training.setup.prepare_run import prepare_only, prepare_run
@@ -100,7 +101,7 @@ def test_the_help_states_the_sizes_below_which_there_is_one_process(mtrain):
 
 
 @pytest.mark.parametrize(
-    ("workers", "threads"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (None, -1)]
+    ("workers", "threads"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (None, count_cores())]
 )
 def test_each_of_the_given_workers_encodes_with_one_thread(make_config, workers, threads):
     """Without a number, a small corpus is encoded with as many threads as there are cores."""

@@ -1,0 +1,96 @@
+"""The cores that this process may use, and the time that its threads wait for one. Imports no library."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path("/")  # of `proc` and `sys`, which only Linux has; tests have others
+
+
+def count_cores(root: Path = ROOT) -> int:
+    """The number of cores that this process may use: `cpu_limit`, rounded up."""
+    return max(1, math.ceil(cpu_limit(root)))
+
+
+def cpu_limit(root: Path = ROOT) -> float:
+    """The cores that this process may use: the cores of its affinity, or fewer if a control group limits its
+    CPU time, as containers and batch systems do.
+
+    The quotas of the group of this process and of all groups above it apply. A container may see its path on
+    the host, and of these groups only the top one, which is its own. Sources: cpu.max in the kernel's
+    admin-guide/cgroup-v2; scheduler/sched-bwc for version 1.
+    """
+    limits = [float(len(_affinity()))]
+    with suppress(OSError, ValueError):  # not Linux, or an unknown format
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        limits += [quota for group in groups for quota in _quotas(root, group)]
+    return min(limits)
+
+
+def _affinity() -> set[int]:
+    """The numbers of the logical CPUs that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
+
+
+def _quotas(root: Path, line: str) -> Iterator[float]:
+    """The quotas of a group and of the groups above it, given its line `hierarchy:controllers:path`. Only
+    version 2 names no controllers; it is mounted in a subfolder if version 1 is mounted, too."""
+    _, controllers, path = line.split(":", 2)
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    for mount in ("cpu", controllers) if controllers else ("", "unified"):
+        top = root / "sys/fs/cgroup" / mount
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+                with suppress(OSError, ValueError):  # no such group, no file, or no quota: "max 100000"
+                    quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
+                    if min(quota, period) > 0:
+                        yield quota / period
+            if folder == top:
+                break
+
+
+def openmp_settings(environment: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
+    """The variables that mtrain adds to the `environment` of its processes. OpenMP reads them when PyTorch is
+    loaded.
+
+    - GOMP_SPINCOUNT: a thread that waits for others occupies its core for this many rounds. By default these
+      are milliseconds, which other processes and other threads of this one could use.
+    - OMP_NUM_THREADS, if there is a quota, of which PyTorch does not know. Without one, it uses a thread for
+      each physical core of the affinity.
+    """
+    settings = {}
+    if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        settings["GOMP_SPINCOUNT"] = "1000"
+    if "OMP_NUM_THREADS" not in environment and cpu_limit(root) < len(_affinity()):
+        settings["OMP_NUM_THREADS"] = str(min(count_cores(root), _count_physical_cores(root)))
+    return settings
+
+
+def _count_physical_cores(root: Path) -> int:
+    """The physical cores that this process may run on, each of which may be several logical CPUs."""
+    cpus, folder = _affinity(), root / "sys/devices/system/cpu"
+    with suppress(OSError):
+        return len({(folder / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in cpus})
+    return len(cpus)
+
+
+class ThreadSeconds(NamedTuple):
+    """What the threads of this process have done since they started. Zero if the system does not say."""
+
+    ran: float = 0.0
+    waited: float = 0.0  # for a core that others occupied
+
+
+def thread_seconds(root: Path = ROOT) -> ThreadSeconds:
+    """The sums over all threads of this process, from the statistics of Linux' scheduler."""
+    total = [0, 0]
+    for file in (root / "proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has just ended
+            ran, waited, _ = map(int, file.read_text().split())
+            total = [total[0] + ran, total[1] + waited]
+    return ThreadSeconds(total[0] / 1e9, total[1] / 1e9)
