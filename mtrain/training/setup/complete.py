@@ -12,7 +12,7 @@ import numpy as np
 
 from mtrain.config import recipe
 from mtrain.config.load import validate
-from mtrain.config.recipe import Budget, Choice, CorpusSize
+from mtrain.config.recipe import ENDLESS, Budget, Choice, CorpusSize
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.data.epochs.batching import BatchPlan, Division
@@ -116,7 +116,9 @@ def make_workload(
             pairs=round(pairs / lengths.share),
             tokens=round(tokens / lengths.share),
             epoch_tokens=round(float(planned / lengths.share)),
-            validation_tokens=round(lengths.validation_pairs * tokens / pairs),
+            validation_tokens=round(
+                min(lengths.validation_pairs, config.training.validation_pairs or ENDLESS) * tokens / pairs
+            ),
         )
 
     def steps_per_epoch(batch_tokens: int) -> int:

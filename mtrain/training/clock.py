@@ -1,0 +1,191 @@
+"""Plans a run with `max_minutes` by the clock, so that it ends in time and with its learning rate down.
+
+A config with `planned_steps` has a first guess of the steps that the time allows. `Clock` corrects it: a plan
+says at which step the run ends, and the position in the schedule of the learning rate advances evenly to that
+end. If a machine becomes slower, the rate decays over fewer steps.
+
+Rank 0 decides between two steps, and writes all plans to `RUN/clock.json` before the new one takes effect. A
+checkpoint would take the time that may be short. A resumed run repeats the plans that were written after its
+checkpoint at the same steps, and makes new ones only after them.
+"""
+
+import json
+import logging
+import math
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from mtrain.checkpoint.state import Plan, TrainState
+from mtrain.config.sections.training import TrainingConfig
+from mtrain.distributed.ranks import Ranks
+from mtrain.duration import format_duration
+from mtrain.errors import StorageError
+from mtrain.storage.atomic import write_atomically
+from mtrain.storage.manifest import read_json
+
+log = logging.getLogger(__name__)
+
+FILE = "clock.json"  # in the run folder
+AIM = 0.99  # share of the time after which the run should end; ending late is worse
+VALIDATION_SHARE = 0.1  # of the time, at most, with saving
+ASSUMED_COST = 0.04  # of a validation, relative to the steps between two, before the first one
+SHORTEST_DECAY = 0.02  # of the time, for the steps that remain when it is short
+LEAST_STEPS = 3  # that are measured before the first decision
+LEAST_SHARE = 0.02  # of the time, which is measured before the first decision
+# Deviations of the end that require a new plan, as shares of the time: after a validation, and at once. At
+# once, it must also be a share of the time that is left: the more there is, the more can be corrected later.
+SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
+MEMORY = 1 / 8  # of the time left: the time constant of the mean over the last steps
+LARGEST_JUMP = 4.0  # a step that takes longer than so many mean ones counts as these: it may be an exception
+
+_PLANS = TypeAdapter(list[Plan])
+
+
+class Clock:
+    """Keeps `state.plan` up to date. All ranks have one and adopt the same plans; rank 0 makes them."""
+
+    def __init__(
+        self, run_dir: Path, training: TrainingConfig, state: TrainState, ranks: Ranks, most: int | None
+    ):
+        """`most` is the number of steps that the other limits allow."""
+        assert training.max_minutes is not None and training.planned_steps is not None
+        self.file, self.training, self.state, self.ranks = run_dir / FILE, training, state, ranks
+        self.budget, self.planned_steps = 60 * training.max_minutes, training.planned_steps
+        self.most = math.inf if most is None else most
+        written = self._read() if ranks.is_first and state.step else []
+        state.plan = plan = self._adapted(state.plan)
+        self.plans = [*(each for each in written if each.step < plan.step), plan]
+        limits = plan.minutes, plan.max_steps
+        later = [
+            asdict(each)
+            for each in written
+            if each.step > state.step and (each.minutes, each.max_steps) == limits
+        ]
+        self.later = _PLANS.validate_python(ranks.broadcast(later))  # to be repeated
+        self.validation_seconds: float | None = None  # of the last validation, with saving
+        self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
+        self.is_due = state.step == 0  # whether small deviations count
+        self._count = 0  # steps since the start of this process
+        self._steps = self._seconds = 0.0  # sums over the last steps, of which older ones weigh less
+        self._measured = 0.0  # seconds
+
+    def _adapted(self, plan: Plan | None) -> Plan:
+        """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
+        that were taken then count as the share of the new plan that they would be at the same speed."""
+        state, training = self.state, self.training
+        assert training.max_minutes is not None
+        if plan and (plan.minutes, plan.max_steps) == (training.max_minutes, training.max_steps):
+            return plan
+        total = float(self.planned_steps)
+        if state.step and state.seconds:
+            total = state.step * self.budget / state.seconds
+        total = max(state.step, round(min(total, self.most)), 1)
+        scheduled = self.planned_steps * state.step / total
+        return Plan(state.step, scheduled, total, 0, training.max_minutes, training.max_steps)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in effect."""
+        assert self.state.plan is not None
+        return self.state.plan
+
+    def scheduled_at(self, step: int) -> float:
+        """The step of the schedule of `planned_steps` that belongs to a step of the run."""
+        return self.plan.scheduled_at(step, self.planned_steps)
+
+    def add_step(self, seconds: float) -> bool:
+        """Count a step that took some `seconds`. Repeats the plan that was written after it or, on rank 0,
+        makes a new one if that is necessary. Returns whether rank 0 has made one, which the other ranks have
+        to `adopt`."""
+        state = self.state
+        left = max(0.0, AIM * self.budget - state.seconds)
+        self._measure(seconds, left)
+        if self.later:
+            if self.later[0].step <= state.step:
+                state.plan = self.later.pop(0)
+                self.plans.append(state.plan)
+            return False
+        if not self.ranks.is_first or self._count <= LEAST_STEPS:
+            return False
+        is_known = self._measured >= LEAST_SHARE * self.budget or left < self.budget / 2
+        if not is_known or state.step >= self.plan.total_steps:
+            return False
+        plan = self._make_plan(left)
+        deviation = abs(plan.total_steps - self.plan.total_steps) * self._seconds_per_step
+        least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
+        changes_validation = self.is_due and plan.next_validation != self.plan.next_validation
+        self.is_due = False
+        return (deviation > least or changes_validation) and self._write(plan)
+
+    def adopt(self) -> None:
+        """Let all ranks have the new plan of rank 0."""
+        [self.state.plan] = _PLANS.validate_python([self.ranks.broadcast(asdict(self.plans[-1]))])
+
+    def allows_validation(self) -> bool:
+        """Whether the model may be validated after the last step: not long after the last validation if these
+        take much of the time, and not shortly before the last one."""
+        step, plan = self.state.step, self.plan
+        return plan.next_validation <= step <= plan.total_steps - self.training.validate_every / 2
+
+    def add_validation(self, seconds: float) -> None:
+        """Count a validation that, with saving, took some `seconds`."""
+        self.validation_seconds, self.is_due = seconds, True
+        self.spent += seconds
+
+    def _measure(self, seconds: float, left: float) -> None:
+        self._count += 1
+        if self._count == 1:  # which may compile
+            return
+        if self._steps:
+            seconds = min(seconds, LARGEST_JUMP * self._seconds_per_step)
+        kept = math.exp(-seconds / max(MEMORY * left, 1e-9))
+        self._steps, self._seconds = kept * self._steps + 1, kept * self._seconds + seconds
+        self._measured += seconds
+
+    @property
+    def _seconds_per_step(self) -> float:
+        return self._seconds / self._steps
+
+    def _make_plan(self, left: float) -> Plan:
+        """A plan for the seconds that are left for training, validation and saving."""
+        current, step = self.plan, self.state.step
+        every, each = self.training.validate_every, self._seconds_per_step
+        validation = self.validation_seconds
+        if validation is None:
+            validation = ASSUMED_COST * every * each
+        # The number of validations, including the last one.
+        possible = max(1, math.ceil((current.total_steps - step) / every))
+        allowance = VALIDATION_SHARE * self.budget - self.spent
+        affordable = max(1, min(possible, int(allowance / max(validation, 1e-9))))
+        remaining = (left - affordable * validation) / max(each, 1e-9)
+        shortest = min(SHORTEST_DECAY * self.budget / max(each, 1e-9), current.total_steps - step)
+        remaining = max(remaining, shortest, 1)
+        total = int(min(step + remaining, self.most))
+        next_validation = current.next_validation
+        if self.is_due:
+            next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
+        scheduled = self.scheduled_at(step)
+        return Plan(step, scheduled, total, next_validation, current.minutes, current.max_steps)
+
+    def _write(self, plan: Plan) -> bool:
+        """Write a plan and adopt it. If it cannot be written, the current one stays in effect."""
+        plans = [*self.plans, plan]
+        try:
+            write_atomically(self.file, json.dumps([asdict(each) for each in plans], indent=1) + "\n")
+        except StorageError as error:
+            log.warning("%s; the plan stays the same", error)
+            return False
+        speed, left = format_duration(self._seconds_per_step), self.budget - self.state.seconds
+        message = "max_minutes: %s steps in all (%s per step, %s left)"
+        log.info(message, f"{plan.total_steps:,}", speed, format_duration(max(0.0, left)))
+        self.plans, self.state.plan = plans, plan
+        return True
+
+    def _read(self) -> list[Plan]:
+        """The plans that were written; none if the file is missing or damaged."""
+        with suppress(OSError, ValueError):
+            return _PLANS.validate_python(read_json(self.file))
+        return []
