@@ -155,7 +155,7 @@ class Clock:
         every, each = self.training.validate_every, self._seconds_per_step
         validation = self.validation_seconds
         if validation is None:
-            validation = ASSUMED_COST * every * each
+            validation = min(ASSUMED_COST * every * each, VALIDATION_SHARE * self.budget)
         # The number of validations, including the last one.
         possible = max(1, math.ceil((current.total_steps - step) / every))
         allowance = VALIDATION_SHARE * self.budget - self.spent
