@@ -20,8 +20,7 @@ class Plan:
     )
     total_steps: int  # after which the run ends
     next_validation: int  # earlier validations are left out
-    minutes: float  # max_minutes and max_steps that this is planned for
-    max_steps: int | None
+    limits: tuple[float, int | None]  # max_minutes and max_steps that this is planned for
 
     def scheduled_at(self, step: int, planned_steps: int) -> float:
         """The step of the schedule that belongs to a step of the run; it advances evenly to its end."""

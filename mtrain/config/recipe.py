@@ -34,8 +34,8 @@ AUTOMATIC = (
     *(f"model.{key}" for key in (*SIZES, "dropout", "activation_dropout")),
     "tokenizer.vocab_size",
     *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
-    *(f"training.{key}" for key in ("ema_decay", "planned_steps", "validation_pairs")),
-    *(f"training.{key}" for key in ("validate_every", "checkpoint_every")),
+    *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
+    *("training.planned_steps", "training.validation_pairs"),
 )
 
 

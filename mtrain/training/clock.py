@@ -9,11 +9,9 @@ checkpoint would take the time that may be short. A resumed run repeats the plan
 checkpoint at the same steps, and makes new ones only after them.
 """
 
-import json
 import logging
 import math
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -52,49 +50,43 @@ class Clock:
     ):
         """`most` is the number of steps that the other limits allow."""
         assert training.max_minutes is not None and training.planned_steps is not None
-        self.file, self.training, self.state, self.ranks = run_dir / FILE, training, state, ranks
-        self.budget, self.planned_steps = 60 * training.max_minutes, training.planned_steps
+        self.file, self.training = run_dir / FILE, training
+        self.state, self.ranks = state, ranks
+        self.budget = 60 * training.max_minutes  # seconds
+        self.planned_steps = training.planned_steps
         self.most = math.inf if most is None else most
-        written = self._read() if ranks.is_first and state.step else []
+        written: list[Plan] = []
+        with suppress(OSError, ValueError):  # none, if the file is missing or damaged
+            if ranks.is_first and state.step:
+                written = _PLANS.validate_python(read_json(self.file))
         state.plan = plan = self._adapted(state.plan)
         self.plans = [*(each for each in written if each.step < plan.step), plan]
-        limits = plan.minutes, plan.max_steps
-        later = [
-            asdict(each)
-            for each in written
-            if each.step > state.step and (each.minutes, each.max_steps) == limits
-        ]
-        self.later = _PLANS.validate_python(ranks.broadcast(later))  # to be repeated
+        later = [each for each in written if each.step > state.step and each.limits == plan.limits]
+        self.later = self._from_first(later)  # to be repeated
         self.validation_seconds: float | None = None  # of the last validation, with saving
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
-        self._count = 0  # steps since the start of this process
+        self._start = state.step  # of this process
         self._steps = self._seconds = 0.0  # sums over the last steps, of which older ones weigh less
-        self._measured = 0.0  # seconds
 
     def _adapted(self, plan: Plan | None) -> Plan:
         """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
         that were taken then count as the share of the new plan that they would be at the same speed."""
-        state, training = self.state, self.training
-        assert training.max_minutes is not None
-        if plan and (plan.minutes, plan.max_steps) == (training.max_minutes, training.max_steps):
+        state = self.state
+        limits = self.budget / 60, self.training.max_steps
+        if plan and plan.limits == limits:
             return plan
         total = float(self.planned_steps)
         if state.step and state.seconds:
             total = state.step * self.budget / state.seconds
         total = max(state.step, round(min(total, self.most)), 1)
-        scheduled = self.planned_steps * state.step / total
-        return Plan(state.step, scheduled, total, 0, training.max_minutes, training.max_steps)
+        return Plan(state.step, self.planned_steps * state.step / total, total, 0, limits)
 
     @property
     def plan(self) -> Plan:
         """The plan in effect."""
         assert self.state.plan is not None
         return self.state.plan
-
-    def scheduled_at(self, step: int) -> float:
-        """The step of the schedule of `planned_steps` that belongs to a step of the run."""
-        return self.plan.scheduled_at(step, self.planned_steps)
 
     def add_step(self, seconds: float) -> bool:
         """Count a step that took some `seconds`. Repeats the plan that was written after it or, on rank 0,
@@ -108,10 +100,9 @@ class Clock:
                 state.plan = self.later.pop(0)
                 self.plans.append(state.plan)
             return False
-        if not self.ranks.is_first or self._count <= LEAST_STEPS:
-            return False
-        is_known = self._measured >= LEAST_SHARE * self.budget or left < self.budget / 2
-        if not is_known or state.step >= self.plan.total_steps:
+        is_known = self._seconds >= LEAST_SHARE * self.budget or left < self.budget / 2
+        is_known = is_known and state.step > self._start + LEAST_STEPS
+        if not self.ranks.is_first or not is_known or state.step >= self.plan.total_steps:
             return False
         plan = self._make_plan(left)
         deviation = abs(plan.total_steps - self.plan.total_steps) * self._seconds_per_step
@@ -122,7 +113,12 @@ class Clock:
 
     def adopt(self) -> None:
         """Let all ranks have the new plan of rank 0."""
-        [self.state.plan] = _PLANS.validate_python([self.ranks.broadcast(asdict(self.plans[-1]))])
+        self.plans = self._from_first(self.plans)
+        self.state.plan = self.plans[-1]
+
+    def _from_first(self, plans: list[Plan]) -> list[Plan]:
+        """The plans that rank 0 gives, on all ranks."""
+        return _PLANS.validate_python(self.ranks.broadcast(_PLANS.dump_python(plans, mode="json")))
 
     def allows_validation(self) -> bool:
         """Whether the model may be validated after the last step: not long after the last validation if these
@@ -136,56 +132,47 @@ class Clock:
         self.spent += seconds
 
     def _measure(self, seconds: float, left: float) -> None:
-        self._count += 1
-        if self._count == 1:  # which may compile
+        if self.state.step == self._start + 1:  # which may compile
             return
         if self._steps:
             seconds = min(seconds, LARGEST_JUMP * self._seconds_per_step)
         kept = math.exp(-seconds / max(MEMORY * left, 1e-9))
         self._steps, self._seconds = kept * self._steps + 1, kept * self._seconds + seconds
-        self._measured += seconds
 
     @property
     def _seconds_per_step(self) -> float:
-        return self._seconds / self._steps
+        return max(self._seconds / self._steps, 1e-9)
 
     def _make_plan(self, left: float) -> Plan:
         """A plan for the seconds that are left for training, validation and saving."""
         current, step = self.plan, self.state.step
-        every, each = self.training.validate_every, self._seconds_per_step
+        each, every = self._seconds_per_step, self.training.validate_every
         validation = self.validation_seconds
         if validation is None:
             validation = min(ASSUMED_COST * every * each, VALIDATION_SHARE * self.budget)
         # The number of validations, including the last one.
-        possible = max(1, math.ceil((current.total_steps - step) / every))
+        possible = math.ceil((current.total_steps - step) / every)
         allowance = VALIDATION_SHARE * self.budget - self.spent
         affordable = max(1, min(possible, int(allowance / max(validation, 1e-9))))
-        remaining = (left - affordable * validation) / max(each, 1e-9)
-        shortest = min(SHORTEST_DECAY * self.budget / max(each, 1e-9), current.total_steps - step)
-        remaining = max(remaining, shortest, 1)
+        shortest = min(SHORTEST_DECAY * self.budget / each, current.total_steps - step)
+        remaining = max((left - affordable * validation) / each, shortest, 1)
         total = int(min(step + remaining, self.most))
         next_validation = current.next_validation
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
-        scheduled = self.scheduled_at(step)
-        return Plan(step, scheduled, total, next_validation, current.minutes, current.max_steps)
+        scheduled = current.scheduled_at(step, self.planned_steps)
+        return Plan(step, scheduled, total, next_validation, current.limits)
 
     def _write(self, plan: Plan) -> bool:
         """Write a plan and adopt it. If it cannot be written, the current one stays in effect."""
         plans = [*self.plans, plan]
         try:
-            write_atomically(self.file, json.dumps([asdict(each) for each in plans], indent=1) + "\n")
+            write_atomically(self.file, _PLANS.dump_json(plans, indent=1).decode() + "\n")
         except StorageError as error:
             log.warning("%s; the plan stays the same", error)
             return False
-        speed, left = format_duration(self._seconds_per_step), self.budget - self.state.seconds
-        message = "max_minutes: %s steps in all (%s per step, %s left)"
-        log.info(message, f"{plan.total_steps:,}", speed, format_duration(max(0.0, left)))
+        speed = format_duration(self._seconds_per_step)
+        left = format_duration(max(0.0, self.budget - self.state.seconds))
+        log.info("max_minutes: %d steps in all (%s per step, %s left)", plan.total_steps, speed, left)
         self.plans, self.state.plan = plans, plan
         return True
-
-    def _read(self) -> list[Plan]:
-        """The plans that were written; none if the file is missing or damaged."""
-        with suppress(OSError, ValueError):
-            return _PLANS.validate_python(read_json(self.file))
-        return []

@@ -144,7 +144,9 @@ def _record_step(trainer: Trainer) -> str | None:
     if state.step % trainer.config.training.log_every == 0:
         trainer.progress.log_step(step.epoch, trainer.rate(state.step), step.stage)
     reason = trainer.limit_reached()
-    state.validation_due = trainer.is_validation_step() or reason is not None
+    allowed = trainer.clock is None or trainer.clock.allows_validation()
+    is_due = allowed and state.step % trainer.config.training.validate_every == 0
+    state.validation_due = is_due or reason is not None
     trainer.unrecorded = None
     return reason
 

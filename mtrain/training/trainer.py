@@ -107,12 +107,8 @@ class Trainer:
         training = self.config.training
         if self.clock is None or training.schedule not in ("cosine", "linear"):
             return learning_rate(step, training, self.total_steps)
-        return learning_rate(self.clock.scheduled_at(step), training, training.planned_steps)
-
-    def is_validation_step(self) -> bool:
-        """Whether a validation follows the last step, before the end of training."""
-        step, every = self.state.step, self.config.training.validate_every
-        return step % every == 0 and (self.clock is None or self.clock.allows_validation())
+        planned_steps = self.clock.planned_steps
+        return learning_rate(self.clock.plan.scheduled_at(step, planned_steps), training, planned_steps)
 
     @property
     def arithmetic(self) -> str:

@@ -52,7 +52,7 @@ class Simulation:
         last = False
         while not last:
             self.state.step += 1
-            self.rates.append(learning_rate(clock.scheduled_at(self.state.step), training, STEPS))
+            self.rates.append(learning_rate(clock.plan.scheduled_at(self.state.step, STEPS), training, STEPS))
             seconds = step(self.state.seconds / SECONDS) * rng.lognormvariate(-(noise**2) / 2, noise)
             self.state.seconds += seconds
             clock.add_step(seconds)
