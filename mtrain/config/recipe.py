@@ -62,7 +62,7 @@ GPU = Device(
 ENDLESS = 10**12  # larger limits on steps and epochs count as this one
 # Keys that mtrain may choose even if the config gives them as null.
 OPEN_IF_NULL = tuple(
-    f"training.{key}" for key in ("learning_rate", "warmup_steps", "max_steps", "planned_steps")
+    map("training.{}".format, ("learning_rate", "warmup_steps", "max_steps", "planned_steps"))
 )
 
 
@@ -286,15 +286,14 @@ def choose_training(
         Choice("training.checkpoint_every", saved_every, "with each validation or more often"),
     ]
     if budget.by_clock:
-        reason = f"as many as {limit.what} allow"
-        choices.append(Choice("training.planned_steps", steps, f"{reason}; corrected by the clock"))
+        reason = f"as many as {limit.what} allow; corrected by the clock"
+        choices.append(Choice("training.planned_steps", steps, reason))
         most = max(steps, round(steps * useful_tokens(size) / tokens))
         choices.append(Choice("training.max_steps", most, f"{useful_epochs(size.pairs):.0f} useful epochs"))
         validated = budget.validation_tokens(size, speed)
         if validated < size.validation_tokens:
             pairs = round(validated * size.pairs / size.tokens)
-            reason = f"{VALIDATIONS[0]} validations of all pairs would take too long"
-            choices.append(Choice("training.validation_pairs", pairs, reason))
+            choices.append(Choice("training.validation_pairs", pairs, "all of them would take too long"))
     elif budget.minutes is not None:
         choices.append(Choice("training.max_steps", steps, f"as many as {limit.what} allow"))
     # If the time ends before the given max_steps, a cosine schedule would not reach zero.

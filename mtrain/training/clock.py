@@ -57,13 +57,12 @@ class Clock:
         self.most = math.inf if most is None else most
         written: list[Plan] = []
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
-            if ranks.is_first and state.step:
-                written = _PLANS.validate_python(read_json(self.file))
+            written = _PLANS.validate_python(read_json(self.file))
         state.plan = plan = self._adapted(state.plan)
         self.plans = [*(each for each in written if each.step < plan.step), plan]
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         self.later = self._from_first(later)  # to be repeated
-        self.validation_seconds: float | None = None  # of the last validation, with saving
+        self.validation_seconds = 0.0  # of the last validation, with saving; 0 before the first one
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
         self._start = state.step  # of this process
@@ -76,17 +75,14 @@ class Clock:
         limits = self.budget / 60, self.training.max_steps
         if plan and plan.limits == limits:
             return plan
-        total = float(self.planned_steps)
-        if state.step and state.seconds:
-            total = state.step * self.budget / state.seconds
+        total = state.step * self.budget / state.seconds if state.seconds else self.planned_steps
         total = max(state.step, round(min(total, self.most)), 1)
         return Plan(state.step, self.planned_steps * state.step / total, total, 0, limits)
 
     @property
     def plan(self) -> Plan:
-        """The plan in effect."""
-        assert self.state.plan is not None
-        return self.state.plan
+        """The plan in effect, which `state.plan` has, too."""
+        return self.plans[-1]
 
     def add_step(self, seconds: float) -> bool:
         """Count a step that took some `seconds`. Repeats the plan that was written after it or, on rank 0,
@@ -114,7 +110,7 @@ class Clock:
     def adopt(self) -> None:
         """Let all ranks have the new plan of rank 0."""
         self.plans = self._from_first(self.plans)
-        self.state.plan = self.plans[-1]
+        self.state.plan = self.plan
 
     def _from_first(self, plans: list[Plan]) -> list[Plan]:
         """The plans that rank 0 gives, on all ranks."""
@@ -147,9 +143,8 @@ class Clock:
         """A plan for the seconds that are left for training, validation and saving."""
         current, step = self.plan, self.state.step
         each, every = self._seconds_per_step, self.training.validate_every
-        validation = self.validation_seconds
-        if validation is None:
-            validation = min(ASSUMED_COST * every * each, VALIDATION_SHARE * self.budget)
+        assumed = min(ASSUMED_COST * every * each, VALIDATION_SHARE * self.budget)
+        validation = self.validation_seconds or assumed
         # The number of validations, including the last one.
         possible = math.ceil((current.total_steps - step) / every)
         allowance = VALIDATION_SHARE * self.budget - self.spent
@@ -160,8 +155,9 @@ class Clock:
         next_validation = current.next_validation
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
-        scheduled = current.scheduled_at(step, self.planned_steps)
-        return Plan(step, scheduled, total, next_validation, current.limits)
+        return Plan(
+            step, current.scheduled_at(step, self.planned_steps), total, next_validation, current.limits
+        )
 
     def _write(self, plan: Plan) -> bool:
         """Write a plan and adopt it. If it cannot be written, the current one stays in effect."""
@@ -172,7 +168,6 @@ class Clock:
             log.warning("%s; the plan stays the same", error)
             return False
         speed = format_duration(self._seconds_per_step)
-        left = format_duration(max(0.0, self.budget - self.state.seconds))
-        log.info("max_minutes: %d steps in all (%s per step, %s left)", plan.total_steps, speed, left)
+        log.info("max_minutes: %d steps in all are planned now (%s per step)", plan.total_steps, speed)
         self.plans, self.state.plan = plans, plan
         return True
