@@ -62,7 +62,7 @@ GPU = Device(
 ENDLESS = 10**12  # larger limits on steps and epochs count as this one
 # Keys that mtrain may choose even if the config gives them as null.
 OPEN_IF_NULL = tuple(
-    map("training.{}".format, ("learning_rate", "warmup_steps", "max_steps", "planned_steps"))
+    f"training.{key}" for key in ("learning_rate", "warmup_steps", "max_steps", "planned_steps")
 )
 
 
