@@ -32,8 +32,7 @@ class TrainingConfig(Section):
     )
     planned_steps: PositiveInt | None = Field(
         None,
-        description="steps that max_minutes are expected to allow; if given, the clock corrects them during "
-        "training, so that the run and its learning rate end in time",
+        description="steps that max_minutes are expected to allow; the clock corrects them during training",
     )
     batch_tokens: PositiveInt = Field(
         4096, description="padded tokens per optimizer step, of the longer side; the effective batch size"

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.checkpoint.model_info import read_info
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
+from mtrain.runs.summary import read_progress
 from mtrain.training import clock as clock_module
 from mtrain.training.clock import Clock
 from mtrain.training.model_selection import ModelSelection
@@ -184,14 +186,16 @@ def rates_of(run: Path) -> list[float]:
 def test_a_run_follows_the_clock_and_its_state_says_that_it_has_ended(make_config, machine, caplog):
     machine.step = 1.0  # half as fast as planned
     with caplog.at_level(logging.INFO, "mtrain"):
-        run = fit_on_cpu(make_config(training=RECIPE))
+        run = fit_on_cpu(make_config(training={**RECIPE, "validation_pairs": 4}))
     state = open_checkpoint(last_checkpoint(run)).state
     assert 28.5 <= machine.now <= 31.5 and state.step < 30
     assert rates_of(run)[-1] == pytest.approx(0, abs=1e-9) and "max_minutes (0.5)" in caplog.text
     assert len(plans_of(run)) > 1 and "are planned now" in caplog.text
+    assert {score.sentences for score in read_info(run / "model").scores} == {4}
+    assert read_progress(run, make_config(training=RECIPE).training).finished == "max_minutes (0.5)"
     caplog.clear()
     with caplog.at_level(logging.INFO, "mtrain"):
-        fit_on_cpu(make_config(training=RECIPE))
+        fit_on_cpu(make_config(training={**RECIPE, "validation_pairs": 4}))
     assert "already finished: max_minutes (0.5)" in caplog.text
 
 
