@@ -151,7 +151,7 @@ class Clock:
         affordable = max(1, min(possible, int(allowance / max(validation, 1e-9))))
         shortest = min(SHORTEST_DECAY * self.budget / each, current.total_steps - step)
         remaining = max((left - affordable * validation) / each, shortest, 1)
-        total = int(min(step + remaining, self.most))
+        total = round(min(step + remaining, self.most))
         next_validation = current.next_validation
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
