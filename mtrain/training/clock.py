@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FILE = "clock.json"  # in the run folder
 AIM = 0.99  # share of the time after which the run should end; ending late is worse
 VALIDATION_SHARE = 0.1  # of the time, at most, with saving
-ASSUMED_COST = 0.04  # of a validation, relative to the steps between two, before the first one
+ASSUMED_COST = 0.04  # of a validation, relative to the steps between two, until there is one
 SHORTEST_DECAY = 0.02  # of the time, for the steps that remain when it is short
 LEAST_STEPS = 3  # that are measured before the first decision
 LEAST_SHARE = 0.02  # of the time, which is measured before the first decision
@@ -62,7 +62,9 @@ class Clock:
         self.plans = [*(each for each in written if each.step < plan.step), plan]
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         self.later = self._from_first(later)  # to be repeated
-        self.validation_seconds = 0.0  # of the last validation, with saving; 0 before the first one
+        # How long the last validation with saving took, also in steps: the machine may be faster next time.
+        self.validation_seconds = VALIDATION_SHARE * self.budget
+        self.validation_steps = ASSUMED_COST * training.validate_every
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
         self._start = state.step  # of this process
@@ -126,6 +128,8 @@ class Clock:
         """Count a validation that, with saving, took some `seconds`."""
         self.validation_seconds, self.is_due = seconds, True
         self.spent += seconds
+        if self._steps:
+            self.validation_steps = seconds / self._seconds_per_step
 
     def _measure(self, seconds: float, left: float) -> None:
         if self.state.step == self._start + 1:  # which may compile
@@ -143,8 +147,7 @@ class Clock:
         """A plan for the seconds that are left for training, validation and saving."""
         current, step = self.plan, self.state.step
         each, every = self._seconds_per_step, self.training.validate_every
-        assumed = min(ASSUMED_COST * every * each, VALIDATION_SHARE * self.budget)
-        validation = self.validation_seconds or assumed
+        validation = min(self.validation_seconds, self.validation_steps * each)
         # The number of validations, including the last one.
         possible = math.ceil((current.total_steps - step) / every)
         allowance = VALIDATION_SHARE * self.budget - self.spent
