@@ -128,8 +128,7 @@ class Clock:
         """Count a validation that, with saving, took some `seconds`."""
         self.validation_seconds, self.is_due = seconds, True
         self.spent += seconds
-        if self._steps:
-            self.validation_steps = seconds / self._seconds_per_step
+        self.validation_steps = seconds / self._seconds_per_step
 
     def _measure(self, seconds: float, left: float) -> None:
         if self.state.step == self._start + 1:  # which may compile
@@ -141,7 +140,7 @@ class Clock:
 
     @property
     def _seconds_per_step(self) -> float:
-        return max(self._seconds / self._steps, 1e-9)
+        return max(self._seconds, 1e-9) / max(self._steps, 1.0)
 
     def _make_plan(self, left: float) -> Plan:
         """A plan for the seconds that are left for training, validation and saving."""
