@@ -20,6 +20,9 @@ LOG_EVERY = 30.0  # seconds, if there is no progress bar
 DELAY = 1.0  # seconds of work before a bar is shown
 _SHORTEST = 6  # columns of a bar
 _INTERRUPT = 4  # columns beside it for ^C, which would start a new line
+# Items from which the remaining time is estimated, or this share of them all if that is less. The first of a
+# group of items arrives when the whole group is done.
+KNOWN_ITEMS, KNOWN_SHARE = 10, 0.2
 TICK = 0.5  # seconds between updates of a message that counts nothing
 
 T = TypeVar("T")
@@ -61,7 +64,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
         total = values["total"] if values["total"] and done <= values["total"] else None
         speed = (done - values["initial"]) / seconds if seconds else 0.0
         last = format_duration(seconds)
-        if total and speed:
+        if total and speed and _tells(done - values["initial"], total):
             last = f"{format_duration((total - done) / speed)} left"
         count = [f"{done:,}{f'/{total:,}' if total else ''} {self.unit}"] * bool(self.unit)
         columns = (values["ncols"] or 80) - _INTERRUPT
@@ -145,10 +148,15 @@ class ProgressBar:
         done = self._before + self.count
         of_total = "" if self._total is None else f" of {self._about}{self._total:,}"
         message = f"{self._done} {done:,}{of_total} {self._unit}, {self.speed()}"
-        if self._total is None or not self.count:
+        if self._total is None or not _tells(self.count, self._total):
             return message
         left = max(0, self._total - done) * self.seconds / self.count
         return f"{message}, {format_duration(left)} left"
+
+
+def _tells(count: int, total: int) -> bool:
+    """Whether the time that `count` of `total` items have taken tells how long the rest takes."""
+    return count >= min(KNOWN_ITEMS, KNOWN_SHARE * total) and count > 0
 
 
 def format_speed(speed: float, unit: str) -> str:

@@ -10,6 +10,24 @@ from pydantic import TypeAdapter
 from mtrain.data.epochs.schedule import Position
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How a run with `max_minutes` continues after step `step`, by the clock; see `mtrain.training.clock`."""
+
+    step: int
+    scheduled: (
+        float  # step of the schedule, of `planned_steps`, that it has reached; the schedule ends with it
+    )
+    total_steps: int  # after which the run ends
+    next_validation: int  # earlier validations are left out
+    limits: tuple[float, int | None]  # max_minutes and max_steps that this is planned for
+
+    def scheduled_at(self, step: int, planned_steps: int) -> float:
+        """The step of the schedule that belongs to a step of the run; it advances evenly to its end."""
+        share = min(1.0, (step - self.step) / max(1, self.total_steps - self.step))
+        return self.scheduled + share * (planned_steps - self.scheduled)
+
+
 @dataclass
 class TrainState:
     """The progress of training. Together with weights and optimizer, it is all that resuming requires.
@@ -26,6 +44,7 @@ class TrainState:
     seconds: float = 0.0  # of training and validation
     steps_in_first_epoch: int | None = None
     micro_batch_tokens: int | None = None
+    plan: Plan | None = None  # of a run with `planned_steps`
     validation_due: bool = False  # saved before the validation of this step
     validations_without_improvement: int = 0
     best_step: int | None = None
@@ -96,4 +115,4 @@ ADDED_KEYS = {
     *("initial_score", "initial_scores", "best_scores", "lowest_nll", "best_metric"),
 }
 # Keys that are left out if they are empty.
-OPTIONAL_KEYS = {"fixed_shapes"}
+OPTIONAL_KEYS = {"fixed_shapes", "plan"}

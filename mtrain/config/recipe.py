@@ -16,6 +16,7 @@ WARMUP = 0.08  # share of the planned steps
 TOKENS_PER_PARAMETER = 10
 BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
 VALIDATIONS = (3, 20)  # minimum and maximum number
+LEAST_VALIDATION_PAIRS = 200  # that are drawn for a validation if the time is short
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # Small corpora need small vocabularies (Gowda and May, "Finding the Optimal Vocabulary Size for Neural
 # Machine Translation", 2020). On Multi30k (29,000 pairs), 12,000 is 0.4 BLEU better than 8,000 after the same
@@ -34,6 +35,7 @@ AUTOMATIC = (
     "tokenizer.vocab_size",
     *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
     *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
+    *("training.planned_steps", "training.validation_pairs"),
 )
 
 
@@ -59,7 +61,9 @@ GPU = Device(
 )
 ENDLESS = 10**12  # larger limits on steps and epochs count as this one
 # Keys that mtrain may choose even if the config gives them as null.
-OPEN_IF_NULL = ("training.learning_rate", "training.warmup_steps", "training.max_steps")
+OPEN_IF_NULL = tuple(
+    f"training.{key}" for key in ("learning_rate", "warmup_steps", "max_steps", "planned_steps")
+)
 
 
 def assumed_speed(device_type: str, devices: int = 1) -> float:
@@ -124,6 +128,11 @@ class Budget(NamedTuple):
         """Whether no limit is given."""
         return self.steps is None and self.epochs is None and self.minutes is None
 
+    @property
+    def by_clock(self) -> bool:
+        """Whether only the time is limited, so that the clock ends the run."""
+        return self.minutes is not None and self.steps is None and self.epochs is None
+
     def limit(self, size: CorpusSize, speed: float) -> Limit:
         """What limits a run at `speed` target tokens/s."""
         limits: list[Limit] = []
@@ -138,7 +147,7 @@ class Budget(NamedTuple):
             limits.append(Limit(useful_tokens(size), f"{useful_epochs(size.pairs):.0f} useful epochs"))
         if self.minutes is not None:
             allowed = self.minutes * 60 * speed
-            validation = self._validation_cost(size.validation_tokens, speed)
+            validation = self._validation_cost(self.validation_tokens(size, speed), speed)
             tokens = max(allowed - self.validations(allowed, size, speed) * validation, allowed / 2)
             limits.append(Limit(tokens, f"{self.minutes:g} minutes", is_time=True))
         return min(limits)
@@ -151,13 +160,26 @@ class Budget(NamedTuple):
 
     def validations(self, tokens: float, size: CorpusSize, speed: float) -> int:
         """The number of validations of a run that trains on `tokens` target tokens at `speed` tokens/s."""
-        cost = self._validation_cost(max(size.validation_tokens, 1), speed)
+        cost = self._validation_cost(max(self.validation_tokens(size, speed), 1), speed)
         return round(min(max(self.device.validation_share * tokens / cost, VALIDATIONS[0]), VALIDATIONS[1]))
 
-    def _validation_cost(self, tokens: int, speed: float) -> float:
+    def validation_tokens(self, size: CorpusSize, speed: float) -> float:
+        """Target tokens of a validation: all or, if the clock ends the run, at most so many that the least
+        number of validations takes its share of the time."""
+        if not self.by_clock or self.minutes is None:
+            return size.validation_tokens
+        allowed = self.device.validation_share * self.minutes * 60 * speed / VALIDATIONS[0]
+        affordable = (allowed - self.device.validation_seconds * speed) / self._decoding_cost
+        least = LEAST_VALIDATION_PAIRS * size.tokens / size.pairs
+        return min(size.validation_tokens, max(affordable, least))
+
+    def _validation_cost(self, tokens: float, speed: float) -> float:
         """How many target tokens training takes in the time of a validation on `tokens` target tokens."""
-        decoding = self.device.validation_cost * (1 + BEAM_COST * (self.validation_beam_size - 1))
-        return decoding * tokens + self.device.validation_seconds * speed
+        return self._decoding_cost * tokens + self.device.validation_seconds * speed
+
+    @property
+    def _decoding_cost(self) -> float:
+        return self.device.validation_cost * (1 + BEAM_COST * (self.validation_beam_size - 1))
 
 
 def choose_vocab_size(pairs: int, tokens: float) -> int:
@@ -264,7 +286,16 @@ def choose_training(
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
         Choice("training.checkpoint_every", saved_every, "with each validation or more often"),
     ]
-    if budget.minutes is not None:
+    if budget.by_clock:
+        reason = f"as many as {limit.what} allow; corrected by the clock"
+        choices.append(Choice("training.planned_steps", steps, reason))
+        most = max(steps, round(steps * useful_tokens(size) / tokens))
+        choices.append(Choice("training.max_steps", most, f"{useful_epochs(size.pairs):.0f} useful epochs"))
+        validated = budget.validation_tokens(size, speed)
+        if validated < size.validation_tokens:
+            pairs = round(validated * size.pairs / size.tokens)
+            choices.append(Choice("training.validation_pairs", pairs, "all of them would take too long"))
+    elif budget.minutes is not None:
         choices.append(Choice("training.max_steps", steps, f"as many as {limit.what} allow"))
     # If the time ends before the given max_steps, a cosine schedule would not reach zero.
     if budget.unlimited or (limit.is_time and budget.steps is not None):

@@ -82,7 +82,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         training, auto = self.training, self.model.preset == "auto"
-        planned = training.max_steps or training.max_epochs or (auto and training.max_minutes)
+        steps = training.max_steps or training.max_epochs or training.planned_steps
+        planned = steps or (auto and training.max_minutes)
         if training.schedule in ("cosine", "linear") and not planned:
             raise ValueError(f"training.schedule: {training.schedule} needs max_steps or max_epochs")
         if self.data.folder and os.path.abspath(self.data.folder) == os.path.abspath(self.run_dir):  # noqa: PTH100

@@ -1,6 +1,7 @@
 """Prepares the data of a run: encodes the training pairs once, or reuses what earlier runs have encoded."""
 
 import logging
+import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,15 @@ class PreparedData(NamedTuple):
     validation: list[Pair]
     directions: list[Direction]  # of the validation pairs
     fingerprint: str
+
+    def with_sampled_validation(self, pairs: int | None, seed: int) -> "PreparedData":
+        """The data with at most so many validation pairs, drawn by a seed."""
+        if pairs is None or pairs >= len(self.validation):
+            return self
+        rows = sorted(random.Random(seed).sample(range(len(self.validation)), pairs))
+        log.info("validation: %d of %d pairs, drawn by the seed", pairs, len(self.validation))
+        chosen = [self.validation[row] for row in rows]
+        return self._replace(validation=chosen, directions=[self.directions[row] for row in rows])
 
 
 def make_scanner(

@@ -37,6 +37,8 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
     with suppress(OSError):
         scores = validation_scores(read_metrics(run_dir)).get(step, [])
         sentences = _count_lines(data / VALIDATION)
+    if sentences is not None and config.training.validation_pairs is not None:
+        sentences = min(sentences, config.training.validation_pairs)
     return new_info(
         name_of(run_dir),
         Origin(kind="trained", ancestors=_ancestors(run_dir)),

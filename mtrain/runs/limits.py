@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from mtrain.checkpoint.state import Plan
 from mtrain.config.sections.stages import Stage
 from mtrain.config.sections.training import TrainingConfig
+
+LATEST = 1.05  # share of max_minutes after which a run ends even if its plan has more steps
 
 
 class Progress(Protocol):
@@ -13,6 +16,7 @@ class Progress(Protocol):
     step: int
     seconds: float
     validations_without_improvement: int
+    plan: Plan | None
 
     @property
     def epoch(self) -> int: ...
@@ -24,8 +28,11 @@ def limit_reached(config: TrainingConfig, progress: Progress) -> str | None:
         return f"max_steps ({config.max_steps})"
     if config.max_epochs is not None and progress.epoch >= config.max_epochs:
         return f"max_epochs ({config.max_epochs})"
-    if config.max_minutes is not None and progress.seconds >= config.max_minutes * 60:
-        return f"max_minutes ({config.max_minutes:g})"
+    if config.max_minutes is not None:
+        plan = None if config.planned_steps is None else progress.plan
+        allowed = config.max_minutes * 60 * (1 if plan is None else LATEST)
+        if progress.seconds >= allowed or (plan is not None and progress.step >= plan.total_steps):
+            return f"max_minutes ({config.max_minutes:g})"
     if config.patience is not None and progress.validations_without_improvement >= config.patience:
         return f"patience (no improvement in {config.patience} validations)"
     return None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mtrain.checkpoint.model_card import read_card, stated_license
 from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
+from mtrain.checkpoint.state import Plan
 from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
@@ -48,6 +49,7 @@ class RunProgress(BaseModel):
     validations_without_improvement: _Count = 0  # in a row
     logged_step: _Count = 0  # of the last line of metrics.jsonl
     checkpoints: _Count = 0
+    plan: Plan | None = None  # by the clock
     best_metric: str | None = None  # that has selected the model
     best: Validation | None = None  # of the model in the run folder
     last: Validation | None = None

@@ -19,13 +19,12 @@ from mtrain.data.epochs.windows import Window
 from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
-from mtrain.interop.formats import describe_exports
 from mtrain.kernels.reproducible import reproducible
 from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.signals import StopSignal
-from mtrain.training.step.arithmetic import describe_arithmetic, log_changes
+from mtrain.training.step.arithmetic import log_changes
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
-from mtrain.training.step.learning_rate import learning_rate, r_drop_weight
+from mtrain.training.step.learning_rate import r_drop_weight
 from mtrain.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
     try:
         _dry_run(trainer, window)
         if trainer.checkpoint is not None:
-            log_changes(trainer.state, _arithmetic(trainer), trainer.learner, trainer.ranks)
+            log_changes(trainer.state, trainer.arithmetic, trainer.learner, trainer.ranks)
         trainer.progress.start()
         with trainer.progress.bar, closing(trainer.progress), closing(trainer.saver):
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
@@ -73,15 +72,18 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             metrics = train_step(trainer, step)
             trainer.unrecorded = step
             trainer.progress.add_step(metrics, step.locate)
-            state.seconds += trainer.progress.elapsed(stepping=True)
+            seconds = trainer.progress.elapsed(stepping=True)
+            state.seconds += seconds
             trainer.updates = trainer.learner.updates
+            replanned = trainer.clock is not None and trainer.clock.add_step(seconds)
             # All decisions of this step use the signal that is known here; a later one is handled after the
             # next save. Metrics are read only after this exchange, which notices a lost rank: reading waits
             # for the GPU, and would hang.
-            stopped = _agree(trainer, stop)
+            stopped = _agree(trainer, stop, replanned)
             if not trainer.learner.compiles:  # else, a later batch may be compiled for, which takes minutes
                 trainer.ranks.expect_steps()
             reason = _record_step(trainer)
+            seconds = state.seconds
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
             if state.validation_due and not stopped:  # a stopped run validates when it is resumed
@@ -91,8 +93,10 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
                 trainer.average.discard()
                 if trainer.saver.is_saved():
                     stopped = _agree(trainer, stop)
+                state.seconds += trainer.progress.elapsed()
+                if trainer.clock is not None:
+                    trainer.clock.add_validation(state.seconds - seconds)
             state.seconds += trainer.progress.elapsed()
-
             if reason and not state.validation_due:
                 duration = format_duration(state.seconds)
                 log.info("finished after %d steps, %s: %s", state.step, duration, reason)
@@ -107,11 +111,9 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     state = trainer.state
     number = state.step + 1
     trainer.ranks.seed_step(trainer.config.seed, number)
-    config = trainer.config.training
-    rate = learning_rate(number, config, trainer.total_steps)
-    trainer.learner.r_drop = r_drop_weight(number, config)
+    trainer.learner.r_drop = r_drop_weight(number, trainer.config.training)
     with trainer.ranks.watched(), reproducible(trainer.ranks.device):
-        metrics = trainer.learner.step(step.batches, step.tokens, rate)
+        metrics = trainer.learner.step(step.batches, step.tokens, trainer.rate(number))
     state.step = number
     state.target_tokens_seen += step.tokens
     if step.next.starts != state.position.starts:
@@ -140,23 +142,30 @@ def _record_step(trainer: Trainer) -> str | None:
     state, step = trainer.state, trainer.unrecorded
     assert step is not None
     if state.step % trainer.config.training.log_every == 0:
-        rate = learning_rate(state.step, trainer.config.training, trainer.total_steps)
-        trainer.progress.log_step(step.epoch, rate, step.stage)
+        trainer.progress.log_step(step.epoch, trainer.rate(state.step), step.stage)
     reason = trainer.limit_reached()
-    state.validation_due = state.step % trainer.config.training.validate_every == 0 or reason is not None
+    allowed = trainer.clock is None or trainer.clock.allows_validation()
+    is_due = allowed and state.step % trainer.config.training.validate_every == 0
+    state.validation_due = is_due or reason is not None
     trainer.unrecorded = None
     return reason
 
 
-def _agree(trainer: Trainer, stop: StopSignal) -> Signals | None:
-    """The signal that any rank has received. Also agrees on the time of the run, as measured by rank 0.
+def _agree(trainer: Trainer, stop: StopSignal, replanned: bool = False) -> Signals | None:
+    """The signal that any rank has received. Also agrees on the time of the run, as measured by rank 0, and
+    on the plan, if rank 0 has `replanned`.
 
     The first exchange of a step, before the last backward pass, makes sure that no rank has run out of
     memory. It comes too early for this one: the step has not ended, and a signal during the backward pass
     would wait for the next. Whether numbers are finite needs no exchange: all ranks have the same sums.
     """
     seconds = trainer.state.seconds if trainer.ranks.is_first else 0.0
-    signal, trainer.state.seconds = trainer.ranks.all_reduce_max(stop.received or 0, seconds)
+    values = trainer.ranks.all_reduce_max(stop.received or 0, seconds, replanned)
+    signal, trainer.state.seconds, has_new_plan = values
+    if trainer.clock is not None:
+        if has_new_plan:
+            trainer.clock.adopt()
+        trainer.progress.bar.total = trainer.total_steps
     return Signals(int(signal)) if signal else None
 
 
@@ -221,38 +230,9 @@ def _open_first_window(trainer: Trainer, stop: StopSignal) -> Window:
     with _stopping(trainer, stop):  # it may take minutes
         throttle = Throttle(cancelled=lambda: stop.received is not None)
         position, window = trainer.planner.find(trainer.state.position, throttle)
-    _log_setup(trainer, window, windows=trainer.corpus.count_windows(position.starts))
+    trainer.log_setup(window, windows=trainer.corpus.count_windows(position.starts))
     _log_stage(trainer, position)
     return window
-
-
-def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
-    """Log what is trained, and how long. `window` is the first of the `windows` of an epoch."""
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    frozen = sum(p.numel() for p in trainer.model.parameters() if not p.requires_grad)
-    architecture = trainer.model.config
-    log.info("device: %s", _arithmetic(trainer))
-    sizes = f"{parameters / 1e6:.2f} million parameters ({frozen / 1e6:.2f} frozen)"
-    log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
-    if not architecture.is_classifier:
-        level = logging.INFO if trainer.config.export.require else logging.DEBUG
-        log.log(level, "exports: %s", describe_exports(architecture))
-    steps = f"{window.steps_in_epoch} steps"
-    if windows > 1:
-        steps = f"about {steps} in {windows} windows"
-    padding = (100 * share for share in window.plan.padding)
-    log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
-    total, stages = trainer.total_steps, len(trainer.config.data.stages or ())
-    if total is not None:
-        is_estimate = (windows > 1 or stages > 1) and total != trainer.config.training.max_steps
-        planned = f"{'about ' * is_estimate}{total} steps"
-        if stages <= 1:  # their epochs differ
-            planned += f", {total / window.steps_in_epoch:.1f} epochs"
-        log.info("planned: %s", planned)
-
-
-def _arithmetic(trainer: Trainer) -> str:
-    return describe_arithmetic(trainer.learner, trainer.ranks, trainer.state.micro_batch_tokens)
 
 
 def _dry_run(trainer: Trainer, window: Window) -> None:

@@ -72,7 +72,8 @@ class ModelSelection:
         validator: type[Validator | ClassifierValidator] = Validator
         if run.config.model.is_classifier:
             validator = ClassifierValidator
-        self.validator = validator(run.data, run.config, run.tokenizer, state.micro_batch_tokens, ranks)
+        data = run.data.with_sampled_validation(run.config.training.validation_pairs, run.config.seed)
+        self.validator = validator(data, run.config, run.tokenizer, state.micro_batch_tokens, ranks)
         self.failures = 0  # in a row
         leading, reason = self.validator.leading_metric, self.validator.reason
         why = f": {reason}" if reason else ""

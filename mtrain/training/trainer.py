@@ -11,19 +11,22 @@ from mtrain.checkpoint.checkpoint import Checkpoint, load_checkpoint, restore_va
 from mtrain.checkpoint.state import TrainState
 from mtrain.data.epochs.batching import Division, batch_order
 from mtrain.data.epochs.loader import Loader, StepInput
-from mtrain.data.epochs.windows import WindowPlanner
+from mtrain.data.epochs.windows import Window, WindowPlanner
 from mtrain.distributed.ranks import Ranks
+from mtrain.interop.formats import describe_exports
 from mtrain.model.build import AnyModel, build_model
 from mtrain.runs.limits import allowed_steps, limit_reached
 from mtrain.tokenizer.tokenizer import model_config
+from mtrain.training.clock import Clock
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.records.progress import Progress
 from mtrain.training.records.saver import Saver, saves_in_background
 from mtrain.training.setup.micro_batch import agree_on_micro_batches
 from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
-from mtrain.training.step.arithmetic import describe_computation
+from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation
 from mtrain.training.step.average import WeightAverage
+from mtrain.training.step.learning_rate import learning_rate
 from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
 
@@ -57,7 +60,10 @@ class Trainer:
         if length is None and training.max_epochs is not None and stages is None:
             length = self.planner.steps_in_epoch(0)
         self.state = replace(state, micro_batch_tokens=micro_batch, steps_in_first_epoch=length)
-        self.total_steps = allowed_steps(training, stages, length, self.planner.steps_in_epoch)
+        self.allowed_steps = allowed_steps(training, stages, length, self.planner.steps_in_epoch)
+        self.clock: Clock | None = None
+        if training.planned_steps is not None:
+            self.clock = Clock(self.run_dir, training, self.state, ranks, self.allowed_steps)
         precision, classifies = self.learner.precision, config.model.is_classifier
         self.progress = Progress(
             self.run_dir, self.state, self.total_steps, precision, ranks.is_first, classifies
@@ -89,6 +95,49 @@ class Trainer:
     def limit_reached(self) -> str | None:
         """The limit at which training ends, if it is reached."""
         return limit_reached(self.config.training, self.state)
+
+    @property
+    def total_steps(self) -> int | None:
+        """The number of steps that the limits allow or, with `max_minutes`, that are planned."""
+        return self.allowed_steps if self.clock is None else self.clock.plan.total_steps
+
+    def rate(self, step: int) -> float:
+        """The learning rate of an optimizer step, counted from 1. A schedule that ends at zero follows the
+        plan of the clock; others depend on the step alone."""
+        training = self.config.training
+        if self.clock is None or training.schedule not in ("cosine", "linear"):
+            return learning_rate(step, training, self.total_steps)
+        planned_steps = self.clock.planned_steps
+        return learning_rate(self.clock.plan.scheduled_at(step, planned_steps), training, planned_steps)
+
+    @property
+    def arithmetic(self) -> str:
+        """What determines the exact results of a step."""
+        return describe_arithmetic(self.learner, self.ranks, self.state.micro_batch_tokens)
+
+    def log_setup(self, window: Window, windows: int) -> None:
+        """Log what is trained, and how long. `window` is the first of the `windows` of an epoch."""
+        parameters = sum(p.numel() for p in self.model.parameters())
+        frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
+        architecture = self.model.config
+        log.info("device: %s", self.arithmetic)
+        sizes = f"{parameters / 1e6:.2f} million parameters ({frozen / 1e6:.2f} frozen)"
+        log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
+        if not architecture.is_classifier:
+            level = logging.INFO if self.config.export.require else logging.DEBUG
+            log.log(level, "exports: %s", describe_exports(architecture))
+        steps = f"{window.steps_in_epoch} steps"
+        if windows > 1:
+            steps = f"about {steps} in {windows} windows"
+        padding = (100 * share for share in window.plan.padding)
+        log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
+        total, stages = self.total_steps, len(self.config.data.stages or ())
+        if total is not None:
+            is_estimate = (windows > 1 or stages > 1) and total != self.config.training.max_steps
+            planned = f"{'about ' * (is_estimate or self.clock is not None)}{total} steps"
+            if stages <= 1:  # their epochs differ
+                planned += f", {total / window.steps_in_epoch:.1f} epochs"
+            log.info("planned: %s", planned)
 
 
 def _initial_state(run: PreparedRun) -> TrainState:

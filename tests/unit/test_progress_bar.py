@@ -47,6 +47,16 @@ def test_an_unknown_total_is_estimated_from_the_share_that_is_done(caplog):
     assert caplog.messages[1].endswith(", 0 s left")
 
 
+def test_the_remaining_time_is_not_extrapolated_from_the_first_item(caplog):
+    """The first of a batch of sentences arrives when the whole batch is translated."""
+    with ProgressBar("validated", "sentences", 1_014) as progress:
+        progress.add()
+        progress.add(63)
+    with ProgressBar("read", "files", 3) as progress:
+        progress.add()
+    assert ["left" in message for message in caplog.messages] == [False, True, True]
+
+
 def test_slow_work_has_seconds_per_item():
     assert format_speed(12_345, "pairs") == "12,345 pairs/s"
     assert format_speed(0.5, "target tokens") == "2.0 s per target token"

@@ -30,6 +30,10 @@ class TrainingConfig(Section):
     max_minutes: PositiveFloat | None = Field(
         None, description="minutes of training and validation, summed over resumed runs"
     )
+    planned_steps: PositiveInt | None = Field(
+        None,
+        description="steps that max_minutes are expected to allow; the clock corrects them during training",
+    )
     batch_tokens: PositiveInt = Field(
         4096, description="padded tokens per optimizer step, of the longer side; the effective batch size"
     )
@@ -94,6 +98,9 @@ class TrainingConfig(Section):
     validate_every: PositiveInt = Field(
         500, description="steps between validations; the last one is at the end of training"
     )
+    validation_pairs: PositiveInt | None = Field(
+        None, description="number of validation pairs that are used, drawn by the seed; null: all"
+    )
     validation_beam_size: int = Field(
         1, ge=1, le=128, description="beam size in validation; 1: greedy search"
     )
@@ -121,6 +128,8 @@ class TrainingConfig(Section):
         limits = self.max_steps, self.max_epochs, self.max_minutes, self.patience
         if all(limit is None for limit in limits):
             raise ValueError("set at least one of max_steps, max_epochs, max_minutes and patience")
+        if self.planned_steps is not None and self.max_minutes is None:
+            raise ValueError("planned_steps has no effect without max_minutes; remove it, or set max_minutes")
         if self.r_drop_after and not self.r_drop:
             raise ValueError("r_drop_after has no effect without r_drop; remove it, or set r_drop")
         if self.average_checkpoints > 1 and self.ema_decay is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mtrain.config import recipe
 from mtrain.config.load import validate
-from mtrain.config.recipe import Budget, Choice, CorpusSize
+from mtrain.config.recipe import ENDLESS, Budget, Choice, CorpusSize
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.data.epochs.batching import BatchPlan, Division
@@ -111,12 +111,13 @@ def make_workload(
         shares = np.minimum(lengths.weights, 1)
         pairs = float(shares.sum())
         tokens = float((lengths.target * shares).sum())
+        validated = min(lengths.validation_pairs, config.training.validation_pairs or ENDLESS)
         planned = plan(max(config.training.batch_tokens, config.data.max_length)).tokens[1]
         return CorpusSize(
             pairs=round(pairs / lengths.share),
             tokens=round(tokens / lengths.share),
             epoch_tokens=round(float(planned / lengths.share)),
-            validation_tokens=round(lengths.validation_pairs * tokens / pairs),
+            validation_tokens=round(validated * tokens / pairs),
         )
 
     def steps_per_epoch(batch_tokens: int) -> int:

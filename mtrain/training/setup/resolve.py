@@ -97,6 +97,8 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
     if config.model.preset == "auto":
         for section, key in (name.split(".") for name in recipe.AUTOMATIC):
             inherited.setdefault(section, {})[key] = values[section][key]
+        if config.training.max_minutes is None:
+            inherited["training"]["planned_steps"] = None
         inherited["training"]["max_steps"] = _planned_steps(config, saved)
     return inherited
 
@@ -109,7 +111,7 @@ def _planned_steps(config: Config, saved: Config) -> int | None:
     minutes, before = config.training.max_minutes, saved.training.max_minutes
     if config.training.max_epochs not in (None, saved.training.max_epochs):
         return None  # they limit the number of steps
-    if steps is None or minutes is None or before is None:
+    if steps is None or minutes is None or before is None or saved.training.planned_steps is not None:
         return steps
     planned = max(1, round(steps * minutes / before))
     if planned < steps:

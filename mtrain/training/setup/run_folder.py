@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _MAY_CHANGE = re.compile(
     r"run_dir|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
     r"data\.(train|validation)(\[\d+\])?\.(source|target|tsv|jsonl|parquet)|"
-    r"training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
+    r"training\.(max_\w+|planned_steps|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|parallel|compile|cuda_graphs|precision|patience)"
 )
 _CORPUS = re.compile(r"data\.(train|validation)(\[\d+\])?(\.(?!weight$).+)?")
@@ -41,7 +41,7 @@ _CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "sacrebleu
 _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
     *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
-    *("choices.json", "tensorboard"),
+    *("choices.json", "clock.json", "tensorboard"),
 ]
 _LEFTOVERS = ["checkpoints/.index.json.*tmp", "data/.epoch-*", *(f".{name}.*tmp" for name in _CONTENTS)]
 
@@ -70,8 +70,9 @@ def open_run(config: Config, saved: Config | None, resume: str, allow_data_chang
         chosen = _newest_valid(checkpoints)
     if chosen is None:
         write_config(config)  # now, because it marks the folder as a run folder
-        # A run that ended before its first checkpoint may have left its choices.
-        (run_dir / "choices.json").unlink(missing_ok=True)
+        # A run that ended before its first checkpoint may have left its choices and plans.
+        for name in ("choices.json", "clock.json"):
+            (run_dir / name).unlink(missing_ok=True)
     elif saved is not None:
         _check_config_changes(config, saved, len(chosen.state.position.starts), allow_data_change)
     return chosen

@@ -10,8 +10,8 @@ def r_drop_weight(step: int, config: TrainingConfig) -> float:
     return config.r_drop if step > config.r_drop_after else 0.0
 
 
-def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) -> float:
-    """The learning rate of optimizer step `step`, counted from 1.
+def learning_rate(step: float, config: TrainingConfig, total_steps: int | None) -> float:
+    """The learning rate of optimizer step `step`, counted from 1; by the clock, of a position between steps.
 
     It increases linearly to the peak over `warmup_steps`. Then `inverse_sqrt` decays with the inverse square
     root of the step (Vaswani et al. 2017, section 5.3, scaled to the peak), `cosine` and `linear` decay to

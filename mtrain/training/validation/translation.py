@@ -164,9 +164,10 @@ class Validator:
         evaluation mode meanwhile."""
         assert isinstance(model, Transformer)
         rows = range(self.ranks.rank, len(self.sources), self.ranks.size)
-        with evaluating(model), ProgressBar("validated", "sentences", len(rows)) as progress:
+        with evaluating(model):
             nll = self._nll(model, self.batches[self.ranks.rank :: self.ranks.size])
-            return {"nll": nll, "translations": self._translate(model, rows, progress.add)}
+            with ProgressBar("validated", "sentences", len(rows)) as progress:
+                return {"nll": nll, "translations": self._translate(model, rows, progress.add)}
 
     def _translate(
         self, model: Transformer, rows: Sequence[int], progress: Callable[[int, int], object]

@@ -2,7 +2,7 @@
 
 import json
 
-from mtrain.checkpoint.state import TrainState
+from mtrain.checkpoint.state import Plan, TrainState
 from mtrain.data.epochs.schedule import Position
 
 PLACE = {"epoch": 3, "epoch_window": 2, "next_batch": 7, "stage_starts": [0, 2], "stage_step": 40}
@@ -24,3 +24,9 @@ def test_only_a_run_with_fixed_shapes_has_them():
     assert "fixed_shapes" not in TrainState().to_json()
     state = TrainState(fixed_shapes=[64, 128, 30])
     assert TrainState.from_json(state.to_json()) == state
+
+
+def test_only_a_run_by_the_clock_has_a_plan():
+    assert "plan" not in TrainState().to_json()
+    state = TrainState(step=7, plan=Plan(5, 4.5, 90, 20, (10.0, None)))
+    assert TrainState.from_json(json.loads(json.dumps(state.to_json()))) == state

@@ -100,6 +100,17 @@ def test_any_validation_text_is_read_back(tmp_path_factory, tokenizer: Tokenizer
         assert prepared.validation == [(text, text + ".") for text in texts]
 
 
+def test_validation_pairs_are_drawn_by_the_seed(tmp_path: Path, tokenizer: Tokenizer, caplog):
+    validation = write(tmp_path / "validation.tsv", TOY[:20])
+    prepared = prepare_data(config(tmp_path, validation=validation), tokenizer, tmp_path / "data", seed=1)
+    drawn = prepared.with_sampled_validation(5, seed=1)
+    assert "validation: 5 of 20 pairs, drawn by the seed" in caplog.text
+    assert len(drawn.directions) == len(drawn.validation) == 5 and set(drawn.validation) < set(TOY[:20])
+    assert drawn == prepared.with_sampled_validation(5, seed=1)
+    assert drawn.validation != prepared.with_sampled_validation(5, seed=2).validation
+    assert prepared.with_sampled_validation(20, seed=1) == prepared.with_sampled_validation(None, seed=1)
+
+
 def test_each_pair_has_the_weight_of_its_corpus(tmp_path: Path, tokenizer: Tokenizer):
     train = [
         {**write(tmp_path / "a.tsv", [*TOY[:5], ("", "empty")]), "weight": 2.5},

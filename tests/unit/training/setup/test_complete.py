@@ -142,8 +142,9 @@ def test_wmt14_on_a_gpu_gets_the_usual_recipe():
 
 def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
     chosen = set()
+    much = workload(MULTI30K._replace(validation_tokens=1_000_000))  # only some of it is used
     for training in ({}, {"max_minutes": 10.0}):
-        chosen |= {choice.key for choice in choose_values(config(training=training), workload())[1]}
+        chosen |= {choice.key for choice in choose_values(config(training=training), much)[1]}
     sizes = {f"model.{key}" for key in SIZES}
     other = {"training.max_steps", "model.preset"}
     assert chosen - other | sizes | {"tokenizer.vocab_size"} == set(AUTOMATIC)
@@ -154,11 +155,11 @@ def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():
         choose_values(config(training={"max_minutes": minutes}), workload())[0].training
         for minutes in (5.0, 30.0)
     )
-    assert short.max_steps is not None and long.max_steps is not None
-    assert short.max_steps * short.batch_tokens < long.max_steps * long.batch_tokens
+    assert short.planned_steps is not None and long.planned_steps is not None
+    assert short.planned_steps * short.batch_tokens < long.planned_steps * long.batch_tokens
     for recipe in (short, long):
         assert recipe.schedule == "cosine"
-        assert learning_rate(recipe.max_steps, recipe, recipe.max_steps) == pytest.approx(0, abs=1e-9)
+        assert learning_rate(recipe.planned_steps, recipe, recipe.planned_steps) == pytest.approx(0, abs=1e-9)
 
 
 def test_a_small_budget_trains_a_smaller_model_than_a_large_one():
@@ -233,14 +234,39 @@ def test_validation_by_beam_search_takes_longer():
 
     greedy, beam = planned(1), planned(5)
     assert beam.validate_every > greedy.validate_every
-    assert beam.max_steps == pytest.approx(greedy.max_steps, rel=0.05)  # about as long in all
+    assert beam.planned_steps == pytest.approx(greedy.planned_steps, rel=0.05)  # about as long in all
 
 
 def test_the_limit_that_determines_the_steps_is_named():
     for minutes, limit in ((5.0, "5 minutes"), (1e5, "61 useful epochs")):
         choices = choose_values(config(training={"max_minutes": minutes}), workload())[1]
-        [reason] = [choice.reason for choice in choices if choice.key == "training.max_steps"]
-        assert reason == f"as many as {limit} allow"
+        found = {choice.key: choice for choice in choices}
+        planned, most = found["training.planned_steps"], found["training.max_steps"]
+        assert planned.reason == f"as many as {limit} allow; corrected by the clock"
+        assert most.reason == "61 useful epochs" and (planned.value == most.value) == ("useful" in limit)
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 10**6}, {"max_epochs": 10**4}])
+def test_with_another_limit_than_the_time_the_clock_does_not_decide(limit):
+    recipe = choose_values(config(training={"max_minutes": 10.0, **limit}), workload())[0].training
+    assert recipe.planned_steps is None and recipe.max_steps is not None
+
+
+@pytest.mark.parametrize(("minutes", "drawn"), [(2.0, True), (1e3, False)])
+def test_validation_pairs_are_drawn_if_all_of_them_would_take_too_long(minutes, drawn):
+    size, work = MULTI30K._replace(validation_tokens=300_000), workload()
+    planned, _ = choose_values(config(training={"max_minutes": minutes}), work._replace(size=lambda: size))
+    training = planned.training
+    assert (training.validation_pairs is not None) == drawn
+    if drawn:  # three validations take a twentieth of the time, at twice the time of training
+        seconds = 2 * training.validation_pairs * size.tokens / size.pairs / work.speed(planned)
+        assert 3 * seconds == pytest.approx(0.05 * 60 * minutes, rel=0.01)
+
+
+def as_earlier_versions_planned(recipe: Config) -> Config:
+    """The config of a run with `max_minutes` that only its number of steps was planned for."""
+    planned = {"max_steps": recipe.training.planned_steps or recipe.training.max_steps, "planned_steps": None}
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=planned)})
 
 
 def test_rotary_positions_need_heads_of_an_even_width():
@@ -255,7 +281,7 @@ def test_a_resumed_run_plans_more_steps_for_more_minutes(tmp_path, epochs):
     def given(minutes: float) -> Config:
         return config(run_dir=str(tmp_path), training={"max_minutes": minutes, "max_epochs": epochs})
 
-    planned, _ = choose_values(given(5.0), workload())
+    planned = as_earlier_versions_planned(choose_values(given(5.0), workload())[0])
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     write_config(planned)
     assert planned.training.max_steps is not None
@@ -266,7 +292,7 @@ def test_fewer_minutes_do_not_shorten_a_run_that_its_epochs_limit(tmp_path):
     def given(minutes: float) -> Config:
         return config(run_dir=str(tmp_path), training={"max_minutes": minutes, "max_epochs": 2})
 
-    planned, _ = choose_values(given(1e4), workload())
+    planned = as_earlier_versions_planned(choose_values(given(1e4), workload())[0])
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     write_config(planned)
     assert resolve_config(given(5e3)).config.training.max_steps == planned.training.max_steps
@@ -282,7 +308,7 @@ def test_fewer_minutes_shorten_a_run_only_if_they_do_not_suffice_for_it(tmp_path
     def given(minutes: float) -> Config:
         return config(run_dir=str(tmp_path), training={"max_minutes": minutes})
 
-    planned, _ = choose_values(given(1e4), workload())
+    planned = as_earlier_versions_planned(choose_values(given(1e4), workload())[0])
     steps = planned.training.max_steps
     assert steps is not None
     folder = tmp_path / "checkpoints" / "step-00000010"

@@ -1,0 +1,175 @@
+"""Plans a run with `max_minutes` by the clock, so that it ends in time and with its learning rate down.
+
+A config with `planned_steps` has a first guess of the steps that the time allows. `Clock` corrects it: a plan
+says at which step the run ends, and the position in the schedule of the learning rate advances evenly to that
+end. If a machine becomes slower, the rate decays over fewer steps.
+
+Rank 0 decides between two steps, and writes all plans to `RUN/clock.json` before the new one takes effect. A
+checkpoint would take the time that may be short. A resumed run repeats the plans that were written after its
+checkpoint at the same steps, and makes new ones only after them.
+"""
+
+import logging
+import math
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from mtrain.checkpoint.state import Plan, TrainState
+from mtrain.config.sections.training import TrainingConfig
+from mtrain.distributed.ranks import Ranks
+from mtrain.duration import format_duration
+from mtrain.errors import StorageError
+from mtrain.storage.atomic import write_atomically
+from mtrain.storage.manifest import read_json
+
+log = logging.getLogger(__name__)
+
+FILE = "clock.json"  # in the run folder
+AIM = 0.99  # share of the time after which the run should end; ending late is worse
+VALIDATION_SHARE = 0.1  # of the time, at most, with saving
+ASSUMED_COST = 0.04  # of a validation, relative to the steps between two, until there is one
+SHORTEST_DECAY = 0.02  # of the time, for the steps that remain when it is short
+LEAST_STEPS = 3  # that are measured before the first decision
+LEAST_SHARE = 0.02  # of the time, which is measured before the first decision
+# Deviations of the end that require a new plan, as shares of the time: after a validation, and at once. At
+# once, it must also be a share of the time that is left: the more there is, the more can be corrected later.
+SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
+MEMORY = 1 / 8  # of the time left: the time constant of the mean over the last steps
+LARGEST_JUMP = 4.0  # a step that takes longer than so many mean ones counts as these: it may be an exception
+
+_PLANS = TypeAdapter(list[Plan])
+
+
+class Clock:
+    """Keeps `state.plan` up to date. All ranks have one and adopt the same plans; rank 0 makes them."""
+
+    def __init__(
+        self, run_dir: Path, training: TrainingConfig, state: TrainState, ranks: Ranks, most: int | None
+    ):
+        """`most` is the number of steps that the other limits allow."""
+        assert training.max_minutes is not None and training.planned_steps is not None
+        self.file, self.training = run_dir / FILE, training
+        self.state, self.ranks = state, ranks
+        self.budget = 60 * training.max_minutes  # seconds
+        self.planned_steps = training.planned_steps
+        self.most = math.inf if most is None else most
+        written: list[Plan] = []
+        with suppress(OSError, ValueError):  # none, if the file is missing or damaged
+            written = _PLANS.validate_python(read_json(self.file))
+        state.plan = plan = self._adapted(state.plan)
+        self.plans = [*(each for each in written if each.step < plan.step), plan]
+        later = [each for each in written if each.step > state.step and each.limits == plan.limits]
+        self.later = self._from_first(later)  # to be repeated
+        # How long the last validation with saving took, also in steps: the machine may be faster next time.
+        self.validation_seconds = VALIDATION_SHARE * self.budget
+        self.validation_steps = ASSUMED_COST * training.validate_every
+        self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
+        self.is_due = state.step == 0  # whether small deviations count
+        self._start = state.step  # of this process
+        self._steps = self._seconds = 0.0  # sums over the last steps, of which older ones weigh less
+
+    def _adapted(self, plan: Plan | None) -> Plan:
+        """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
+        that were taken then count as the share of the new plan that they would be at the same speed."""
+        state = self.state
+        limits = self.budget / 60, self.training.max_steps
+        if plan and plan.limits == limits:
+            return plan
+        total = state.step * self.budget / state.seconds if state.seconds else self.planned_steps
+        total = max(state.step, round(min(total, self.most)), 1)
+        return Plan(state.step, self.planned_steps * state.step / total, total, 0, limits)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in effect, which `state.plan` has, too."""
+        return self.plans[-1]
+
+    def add_step(self, seconds: float) -> bool:
+        """Count a step that took some `seconds`. Repeats the plan that was written after it or, on rank 0,
+        makes a new one if that is necessary. Returns whether rank 0 has made one, which the other ranks have
+        to `adopt`."""
+        state = self.state
+        left = max(0.0, AIM * self.budget - state.seconds)
+        self._measure(seconds, left)
+        if self.later:
+            if self.later[0].step <= state.step:
+                state.plan = self.later.pop(0)
+                self.plans.append(state.plan)
+            return False
+        is_known = self._seconds >= LEAST_SHARE * self.budget or left < self.budget / 2
+        is_known = is_known and state.step > self._start + LEAST_STEPS
+        if not self.ranks.is_first or not is_known or state.step >= self.plan.total_steps:
+            return False
+        plan = self._make_plan(left)
+        deviation = abs(plan.total_steps - self.plan.total_steps) * self._seconds_per_step
+        least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
+        changes_validation = self.is_due and plan.next_validation != self.plan.next_validation
+        self.is_due = False
+        return (deviation > least or changes_validation) and self._write(plan)
+
+    def adopt(self) -> None:
+        """Let all ranks have the new plan of rank 0."""
+        self.plans = self._from_first(self.plans)
+        self.state.plan = self.plan
+
+    def _from_first(self, plans: list[Plan]) -> list[Plan]:
+        """The plans that rank 0 gives, on all ranks."""
+        return _PLANS.validate_python(self.ranks.broadcast(_PLANS.dump_python(plans, mode="json")))
+
+    def allows_validation(self) -> bool:
+        """Whether the model may be validated after the last step: not long after the last validation if these
+        take much of the time, and not shortly before the last one."""
+        step, plan = self.state.step, self.plan
+        return plan.next_validation <= step <= plan.total_steps - self.training.validate_every / 2
+
+    def add_validation(self, seconds: float) -> None:
+        """Count a validation that, with saving, took some `seconds`."""
+        self.validation_seconds, self.is_due = seconds, True
+        self.spent += seconds
+        self.validation_steps = seconds / self._seconds_per_step
+
+    def _measure(self, seconds: float, left: float) -> None:
+        if self.state.step == self._start + 1:  # which may compile
+            return
+        if self._steps:
+            seconds = min(seconds, LARGEST_JUMP * self._seconds_per_step)
+        kept = math.exp(-seconds / max(MEMORY * left, 1e-9))
+        self._steps, self._seconds = kept * self._steps + 1, kept * self._seconds + seconds
+
+    @property
+    def _seconds_per_step(self) -> float:
+        return max(self._seconds, 1e-9) / max(self._steps, 1.0)
+
+    def _make_plan(self, left: float) -> Plan:
+        """A plan for the seconds that are left for training, validation and saving."""
+        current, step = self.plan, self.state.step
+        each, every = self._seconds_per_step, self.training.validate_every
+        validation = min(self.validation_seconds, self.validation_steps * each)
+        # The number of validations, including the last one.
+        possible = math.ceil((current.total_steps - step) / every)
+        allowance = VALIDATION_SHARE * self.budget - self.spent
+        affordable = max(1, min(possible, int(allowance / max(validation, 1e-9))))
+        shortest = min(SHORTEST_DECAY * self.budget / each, current.total_steps - step)
+        remaining = max((left - affordable * validation) / each, shortest, 1)
+        total = round(min(step + remaining, self.most))
+        next_validation = current.next_validation
+        if self.is_due:
+            next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
+        return Plan(
+            step, current.scheduled_at(step, self.planned_steps), total, next_validation, current.limits
+        )
+
+    def _write(self, plan: Plan) -> bool:
+        """Write a plan and adopt it. If it cannot be written, the current one stays in effect."""
+        plans = [*self.plans, plan]
+        try:
+            write_atomically(self.file, _PLANS.dump_json(plans, indent=1).decode() + "\n")
+        except StorageError as error:
+            log.warning("%s; the plan stays the same", error)
+            return False
+        speed = format_duration(self._seconds_per_step)
+        log.info("max_minutes: %d steps in all are planned now (%s per step)", plan.total_steps, speed)
+        self.plans, self.state.plan = plans, plan
+        return True

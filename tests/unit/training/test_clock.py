@@ -1,0 +1,305 @@
+"""Runs that end by the clock: on time, with the learning rate down, and resumed with the same plans."""
+
+import itertools
+import json
+import logging
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.checkpoint.model_info import read_info
+from mtrain.checkpoint.state import TrainState
+from mtrain.config.sections.training import TrainingConfig
+from mtrain.distributed.ranks import Ranks
+from mtrain.errors import UsageError
+from mtrain.runs.summary import read_progress
+from mtrain.training import clock as clock_module
+from mtrain.training.clock import Clock
+from mtrain.training.model_selection import ModelSelection
+from mtrain.training.step.learner import Learner
+from mtrain.training.step.learning_rate import learning_rate
+from tests.support.faults.file_operations import Operation, on_file_operation
+from tests.support.faults.saves import no_space
+from tests.support.ranks import exit_codes, fit_command, run_ranks, started_ranks
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights, with_bleu
+
+STEPS, SECONDS = 1000, 120  # that a run is planned for
+Times = Callable[[float], float]  # seconds, given the share of the time that has passed
+
+
+class Simulation:
+    """A run of `SECONDS` on a machine whose steps and validations take these times. `noise` is the standard
+    deviation of the logarithm of the time of a step."""
+
+    def __init__(self, folder: Path, step: Times, validation: Times, noise: float = 0.2, every: int = 100):
+        rng, self.state, self.rates = random.Random(1), TrainState(), list[float]()
+        training = TrainingConfig(
+            max_minutes=SECONDS / 60,
+            planned_steps=STEPS,
+            learning_rate=1.0,
+            warmup_steps=80,
+            schedule="cosine",
+            validate_every=every,
+        )
+        clock = Clock(folder, training, self.state, Ranks(torch.device("cpu")), most=None)
+        self.validating = self.validations = 0.0
+        last = False
+        while not last:
+            self.state.step += 1
+            self.rates.append(learning_rate(clock.plan.scheduled_at(self.state.step, STEPS), training, STEPS))
+            seconds = step(self.state.seconds / SECONDS) * rng.lognormvariate(-(noise**2) / 2, noise)
+            self.state.seconds += seconds
+            clock.add_step(seconds)
+            last = self.state.step >= clock.plan.total_steps
+            if last or (self.state.step % every == 0 and clock.allows_validation()):
+                seconds = validation(self.state.seconds / SECONDS)
+                self.state.seconds += seconds
+                self.validating += seconds / SECONDS
+                clock.add_validation(seconds)
+        self.end = self.state.seconds / SECONDS
+        self.plans = json.loads(clock.file.read_text()) if clock.file.exists() else []
+
+
+def changing(factor: float, share: float = 0.5) -> tuple[Times, Times]:
+    """The times of steps and validations, which are `factor` times as long after a share of the time."""
+    return (
+        lambda passed: 0.11 * (factor if passed > share else 1),
+        lambda passed: 0.6 * (factor if passed > share else 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "validation", "noise"),
+    [
+        pytest.param(*changing(1), 0.2, id="as planned"),
+        pytest.param(*changing(4), 0.2, id="slower in the middle"),
+        pytest.param(*changing(4, share=0.9), 0.2, id="slower near the end"),
+        pytest.param(*changing(1 / 4), 0.2, id="faster in the middle"),
+        pytest.param(*changing(8, share=0), 0.2, id="slower than measured"),
+        pytest.param(*changing(1 / 4, share=0), 0.2, id="faster than measured", marks=pytest.mark.slow),
+        pytest.param(*changing(3, share=0), 1.0, id="busy"),
+        pytest.param(lambda t: 0.44 if int(17 * t) % 3 == 0 else 0.11, lambda t: 0.6, 0.2, id="bursts"),
+        pytest.param(lambda t: 0.11, lambda t: 4.8, 0.2, id="long validations"),
+    ],
+)
+def test_a_run_ends_in_time_with_its_rate_down_whatever_the_machine_does(tmp_path, step, validation, noise):
+    run = Simulation(tmp_path, step, validation, noise)
+    assert 0.95 <= run.end <= 1.05
+    assert run.rates[-1] < 0.1 * max(run.rates)
+    assert run.validating <= 0.105
+    peak = run.rates.index(max(run.rates))
+    assert run.rates[peak:] == sorted(run.rates[peak:], reverse=True)
+    # Half of the steps of a usual run have a rate above half of the peak.
+    assert 0.15 <= sum(rate > max(run.rates) / 2 for rate in run.rates) / len(run.rates) <= 0.85
+    assert len(run.plans) <= 40
+
+
+def test_if_a_machine_keeps_its_speed_the_rates_are_those_that_were_planned(tmp_path):
+    run = Simulation(tmp_path, lambda t: 0.1152, lambda t: 0.36, noise=0.0)
+    training = TrainingConfig(max_steps=STEPS, learning_rate=1.0, warmup_steps=80, schedule="cosine")
+    assert len(run.rates) == pytest.approx(STEPS, rel=0.01)
+    planned = [learning_rate(step, training, STEPS) for step in range(1, STEPS + 1)]
+    assert all(abs(one - other) < 0.02 for one, other in zip(run.rates, planned, strict=False))
+
+
+def test_a_step_that_takes_long_once_does_not_shorten_the_run(tmp_path):
+    stalls = iter([5.0])
+    run = Simulation(tmp_path, lambda t: next(stalls, 0.11) if t > 0.4 else 0.11, lambda t: 0.6, noise=0.0)
+    assert run.state.step == pytest.approx((0.99 * SECONDS - 6 - 5) / 0.11, rel=0.02)
+
+
+def test_a_plan_that_cannot_be_written_does_not_take_effect(tmp_path, caplog):
+    def full(operation: Operation) -> None:
+        if operation.path.match(".clock.json.*.tmp") and operation.name == "open":
+            no_space()
+
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="cosine")
+    clock = Clock(tmp_path, training, TrainState(), Ranks(torch.device("cpu")), most=None)
+    with on_file_operation(full):
+        for clock.state.step in range(1, 20):
+            clock.state.seconds += 3
+            assert not clock.add_step(3.0)
+    assert clock.plan.total_steps == 100 and "the plan stays the same" in caplog.text
+    clock.add_validation(1.0)
+    clock.state.step, clock.state.seconds = 20, 59
+    assert clock.add_step(3.0) and clock.plan.total_steps < 30
+
+
+# ------------------------------------------------------------------------------------------------- whole runs
+
+
+class Killed(BaseException):
+    """What kill does to a process."""
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine whose steps take `step` seconds and whose validations take `validation` seconds, on a clock
+    of its own. It kills the run after the step `killed`, before that is saved."""
+
+    class Machine:
+        now, step, validation, killed = 0.0, 0.5, 1.0, math.inf
+
+    machine, real = Machine(), Learner.step
+    taken = itertools.count(1)
+
+    def step(self, *arguments, **keywords):
+        metrics = real(self, *arguments, **keywords)
+        machine.now += machine.step
+        if next(taken) == machine.killed:
+            raise Killed
+        return metrics
+
+    def scores(self, model):
+        machine.now += machine.validation
+        return with_bleu(20 + self.state.step / 100)
+
+    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(ModelSelection, "scores_of", scores)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(clock_module, "LEAST_SHARE", 0.0)
+    return machine
+
+
+RECIPE = {
+    "max_minutes": 0.5, "planned_steps": 40, "max_steps": None, "schedule": "cosine", "log_every": 1,
+    "validate_every": 10, "checkpoint_every": 5, "warmup_steps": 4,
+}  # fmt: skip
+
+
+def plans_of(run: Path) -> list[dict]:
+    return json.loads((run / "clock.json").read_text())
+
+
+def rates_of(run: Path) -> list[float]:
+    return [line["learning_rate"] for line in read_metrics(run) if "learning_rate" in line]
+
+
+def test_a_run_follows_the_clock_and_its_state_says_that_it_has_ended(make_config, machine, caplog):
+    machine.step = 1.0  # half as fast as planned
+    with caplog.at_level(logging.INFO, "mtrain"):
+        run = fit_on_cpu(make_config(training={**RECIPE, "validation_pairs": 4}))
+    state = open_checkpoint(last_checkpoint(run)).state
+    assert 28.5 <= machine.now <= 31.5 and state.step < 30
+    assert rates_of(run)[-1] == pytest.approx(0, abs=1e-9) and "max_minutes (0.5)" in caplog.text
+    assert len(plans_of(run)) > 1 and "are planned now" in caplog.text
+    assert {score.sentences for score in read_info(run / "model").scores} == {4}
+    assert read_progress(run, make_config(training=RECIPE).training).finished == "max_minutes (0.5)"
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "mtrain"):
+        fit_on_cpu(make_config(training={**RECIPE, "validation_pairs": 4}))
+    assert "already finished: max_minutes (0.5)" in caplog.text
+
+
+@pytest.mark.slow
+def test_more_minutes_continue_a_finished_run_whose_rate_rises_and_decays_again(make_config, machine):
+    machine.step = 1.0
+    steps = read_state(fit_on_cpu(make_config(training=RECIPE)))["step"]
+    run = fit_on_cpu(make_config(training={**RECIPE, "max_minutes": 1.0}))
+    assert 57 <= machine.now <= 63
+    assert rates_of(run)[steps] > 0.2 * 0.005 and rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "killed", [14, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 11, 17, 21))]
+)
+def test_a_resumed_run_repeats_the_plans_that_were_written(make_config, machine, killed):
+    """Also if the machine has another speed by then, which only later plans consider."""
+    machine.step = 1.0
+    whole = fit_on_cpu(make_config("whole", model={"dropout": 0.3}, training=RECIPE))
+    machine.now, machine.killed = 0.0, killed + len(losses(whole))
+    config = make_config("killed", model={"dropout": 0.3}, training=RECIPE)
+    with pytest.raises(Killed):
+        fit_on_cpu(config)
+    written = plans_of(Path(config.run_dir))
+    assert written == plans_of(whole)[: len(written)]
+    resumed_from = open_checkpoint(last_checkpoint(Path(config.run_dir))).state.step
+    machine.step = 0.25
+    run = fit_on_cpu(config)
+    plans = plans_of(run)
+    assert plans[: len(written)] == written and resumed_from < killed
+    # The first new plan takes effect after this step.
+    new = [some[len(written)]["step"] for some in (plans, plans_of(whole)) if len(some) > len(written)]
+    same = min(new)
+    assert same >= written[-1]["step"] and losses(run)[:same] == losses(whole)[:same]
+    assert rates_of(run)[:same] == rates_of(whole)[:same] and rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_planned_by_steps_does_not_look_at_the_clock(make_config, machine):
+    """As earlier versions planned runs with `max_minutes`."""
+    recipe = {**RECIPE, "planned_steps": None, "max_steps": 12}
+    slow = fit_on_cpu(make_config("slow", training={**recipe, "max_minutes": 60.0}))
+    machine.step = 0.01
+    fast = fit_on_cpu(make_config("fast", training={**recipe, "max_minutes": 60.0}))
+    only_steps = fit_on_cpu(make_config("steps", training={**recipe, "max_minutes": None}))
+    assert same_weights(slow, fast) and same_weights(slow, only_steps)
+    assert not (slow / "clock.json").exists() and "plan" not in read_state(slow)
+
+
+def read_state(run: Path) -> dict:
+    return json.loads((last_checkpoint(run) / "state.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_schedule_that_does_not_end_at_zero_depends_on_the_steps_alone(make_config, machine):
+    machine.step = 1.0
+    run = fit_on_cpu(make_config(training={**RECIPE, "schedule": "inverse_sqrt"}))
+    config = make_config(training={**RECIPE, "schedule": "inverse_sqrt"}).training
+    assert 28.5 <= machine.now <= 31.5
+    steps = range(1, len(rates_of(run)) + 1)
+    assert rates_of(run) == [learning_rate(step, config, None) for step in steps]
+
+
+def test_planned_steps_need_minutes(make_config):
+    with pytest.raises(UsageError, match="planned_steps has no effect without max_minutes"):
+        make_config(training={**RECIPE, "max_minutes": None, "schedule": "constant"})
+
+
+@pytest.mark.slow
+def test_a_run_by_the_clock_can_be_continued_by_steps(make_config, machine):
+    run = fit_on_cpu(make_config(training=RECIPE))
+    steps = read_state(run)["step"]
+    more = {**RECIPE, "max_minutes": None, "planned_steps": None, "max_steps": steps + 3}
+    assert read_state(fit_on_cpu(make_config(training=more)))["step"] == steps + 3
+
+
+@pytest.mark.slow
+def test_two_ranks_follow_one_clock_and_repeat_its_plans_after_a_kill(tmp_path):
+    """With a real clock, for fewer steps than planned."""
+    recipe = {
+        "max_minutes": 0.15, "planned_steps": 4000, "max_steps": "null", "schedule": "cosine",
+        "validate_every": 200, "checkpoint_every": 20,
+    }  # fmt: skip
+    options = [part for key, value in recipe.items() for part in ("--set", f"training.{key}={value}")]
+    run = tmp_path / "run"
+    train = fit_command(run, 8, *options)
+
+    def is_ahead() -> bool:
+        """Whether there is a checkpoint, and a later plan."""
+        folders = checkpoint_folders(run)
+        return bool(
+            folders and (run / "clock.json").exists() and len(losses(run)) > plans_of(run)[-1]["step"]
+        )
+
+    with started_ranks(2, train) as children:
+        deadline = time.monotonic() + 100
+        while not is_ahead() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        before, written = losses(run), plans_of(run)
+    assert exit_codes(run_ranks(2, train)) == [0, 0]
+    plans = plans_of(run)
+    assert len(written) > 1 and plans[: len(written)] == written
+    same = min(len(before), plans[len(written)]["step"] if len(plans) > len(written) else len(before))
+    assert same >= written[-1]["step"] and losses(run)[:same] == before[:same]
+    assert rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
