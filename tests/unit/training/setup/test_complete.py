@@ -259,7 +259,7 @@ def test_validation_pairs_are_drawn_if_all_of_them_would_take_too_long(minutes, 
     training = planned.training
     assert (training.validation_pairs is not None) == drawn
     if drawn:  # three validations take a twentieth of the time, at twice the time of training
-        seconds = 2 * training.validation_pairs * size.tokens / size.pairs / work.speed(planned)
+        seconds = 2 * training.validation_pairs * size.tokens / size.pairs / work.speed(planned).now
         assert 3 * seconds == pytest.approx(0.05 * 60 * minutes, rel=0.01)
 
 
