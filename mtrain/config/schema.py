@@ -60,7 +60,7 @@ class Config(Section):
             if data.get("corruptions") is None:
                 data = {**data, "corruptions": {}}
             return {**values, "training": training, "data": data}
-        has_sizes = training.get("init_from") or {"preset", *SIZES} & model.keys()
+        has_sizes = {"preset", *SIZES} & model.keys()
         return values if has_sizes else {**values, "model": {**model, "preset": "auto"}}
 
     @model_validator(mode="wrap")
@@ -82,7 +82,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         training, auto = self.training, self.model.preset == "auto"
-        planned = training.max_steps or training.max_epochs or (auto and training.max_minutes)
+        # `auto` plans the steps of a number of minutes, and of fine-tuning.
+        plans = auto and (training.max_minutes or training.init_from)
+        planned = training.max_steps or training.max_epochs or plans
         if training.schedule in ("cosine", "linear") and not planned:
             raise ValueError(f"training.schedule: {training.schedule} needs max_steps or max_epochs")
         if self.data.folder and os.path.abspath(self.data.folder) == os.path.abspath(self.run_dir):  # noqa: PTH100
@@ -90,8 +92,6 @@ class Config(Section):
             raise ValueError(f"data.folder must differ from run_dir; {cure}")
         # The settings of a reused tokenizer are compared with the config later.
         reused = self.tokenizer.path or self.training.init_from
-        if self.training.init_from and self.model.preset:
-            raise ValueError("model.preset: auto and training.init_from both determine the sizes; give one")
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not reused:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
         self._require_visible_changes(reused is not None)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config import recipe
+from mtrain.config import fine_tuning_recipe, recipe
 from mtrain.config.load import validate
 from mtrain.config.recipe import Budget, Choice, CorpusSize
 from mtrain.config.schema import Config
@@ -134,6 +134,7 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     if config.model.preset == "auto":
         choices = [choice for choice in _choose(config, work) if not _is_given(config, choice.key)]
         raw = config.model_dump(mode="json", exclude_unset=True)
+        raw["model"]["preset"] = None  # unless it is one of the choices
         for choice in choices:
             section, key = choice.key.split(".")
             raw.setdefault(section, {})[key] = choice.value
@@ -166,9 +167,16 @@ def _is_given(config: Config, key: str) -> bool:
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe, also for keys that the config gives."""
     size, budget = work.size(), Budget.of(config, work.device)
+    is_fine_tuning = config.training.init_from is not None
+    if is_fine_tuning:
+        budget = fine_tuning_recipe.limited(budget, size.pairs)
     timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
-    preset, reason = _choose_preset(config, size, timer)
-    sizes = _sizes(config, preset)
+    presets = []
+    if is_fine_tuning:
+        sizes = smallest_sizes(config)  # which are all given
+    else:
+        preset, reason = _choose_preset(config, size, timer)
+        sizes, presets = _sizes(config, preset), [Choice("model.preset", preset, reason)]
     batch = timer.settle(sizes)
     limit = budget.limit(size, timer.speed)
     tokens = limit.tokens
@@ -178,7 +186,9 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
     choices = recipe.choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
-    return [Choice("model.preset", preset, reason), *choices]
+    if is_fine_tuning:
+        choices = fine_tuning_recipe.adapt(choices, budget, size, steps, sizes["d_model"])
+    return [*presets, *choices]
 
 
 def _sizes(config: Config, preset: str) -> Mapping[str, int]:
