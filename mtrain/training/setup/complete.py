@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 # suggests: small models use the hardware poorly.
 SPEED_MARGIN = 4
 UNKNOWN_STEPS = 12_500  # assumed for warm-up if nothing limits the number of steps
-FINE_TUNING = 0.5  # of the peak rate, for a model that is already trained
 
 
 class Workload(NamedTuple):
@@ -145,7 +144,8 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
     rate, steps = training.learning_rate, training.warmup_steps
     if rate is None:
-        rate = recipe.peak_rate(config.model.d_model) * (FINE_TUNING if training.init_from else 1)
+        peak_rate = fine_tuning_recipe.peak_rate if training.init_from else recipe.peak_rate
+        rate = peak_rate(config.model.d_model)
     if steps is None:
         steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS))
     values = {"learning_rate": rate, "warmup_steps": steps}
@@ -166,17 +166,16 @@ def _is_given(config: Config, key: str) -> bool:
 
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe, also for keys that the config gives."""
-    size, budget = work.size(), Budget.of(config, work.device)
-    is_fine_tuning = config.training.init_from is not None
+    size, given = work.size(), Budget.of(config, work.device)
+    budget, is_fine_tuning = given, config.training.init_from is not None
     if is_fine_tuning:
-        budget = fine_tuning_recipe.limited(budget, size.pairs)
+        size, budget = fine_tuning_recipe.plan(size, given)
     timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
-    presets = []
     if is_fine_tuning:
-        sizes = smallest_sizes(config)  # which are all given
+        presets, sizes = [], smallest_sizes(config)  # all of which are given
     else:
         preset, reason = _choose_preset(config, size, timer)
-        sizes, presets = _sizes(config, preset), [Choice("model.preset", preset, reason)]
+        presets, sizes = [Choice("model.preset", preset, reason)], _sizes(config, preset)
     batch = timer.settle(sizes)
     limit = budget.limit(size, timer.speed)
     tokens = limit.tokens
@@ -187,7 +186,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
         log.info(message, format_duration(tokens / timer.speed))
     choices = recipe.choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
     if is_fine_tuning:
-        choices = fine_tuning_recipe.adapt(choices, budget, size, steps, sizes["d_model"])
+        choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
     return [*presets, *choices]
 
 
