@@ -125,6 +125,23 @@ def test_a_model_with_an_output_bias_and_two_vocabularies_is_loaded_completely(t
     assert all(torch.equal(loaded[name], tensor) for name, tensor in initial(first).items())
 
 
+def test_auto_chooses_the_recipe_for_a_model_and_resumes(tuned, run_dir, tmp_path, caplog):
+    """Rates of dropout are chosen: none for two epochs. All else about the architecture is inherited."""
+    caplog.set_level(logging.INFO, "mtrain")
+    limits = {"max_steps": None, "max_epochs": 2}
+    config = tuned(model={"preset": "auto"}, training={**limits, "learning_rate": None})
+    first = fit_on_cpu(config)
+    written = yaml.safe_load((first / "config.yaml").read_text())
+    own = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert written["model"] == {**own["model"], "dropout": 0.0, "activation_dropout": 0.0}
+    choices = {choice["key"] for choice in json.loads((first / "choices.json").read_text())}
+    assert "training.learning_rate" in choices and "model.preset" not in choices
+    assert "fine-tuning, model width 64" in caplog.text
+    caplog.clear()
+    fit_on_cpu(config)
+    assert "already finished" in caplog.text
+
+
 # -------------------------------------------------------------------------------------------------- conflicts
 
 
