@@ -18,9 +18,8 @@ from mtrain.checkpoint.model_info import (
     write_info,
 )
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
-from mtrain.config.load import override, validate
+from mtrain.config.load import override, read_config, validate
 from mtrain.config.schema import Config, ModelFolderConfig
-from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.model.classifier import PairClassifier
@@ -138,7 +137,7 @@ def _read_settings(folder: Path, in_run: bool) -> tuple[ModelFolderConfig, Token
     """The settings and the tokenizer of a model folder or, if `in_run`, of a run folder."""
     tokenizer, file = Tokenizer(folder / "tokenizer"), folder / "config.yaml"
     try:
-        raw = read_yaml_file(file)
+        raw = read_config(file)
         if in_run:
             config = folder_config(validate(Config, raw, str(file)), tokenizer)
         else:

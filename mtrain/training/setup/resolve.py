@@ -22,7 +22,7 @@ from mtrain.checkpoint.model_folder import (
 )
 from mtrain.config import recipe
 from mtrain.config.fine_tuning_recipe import DROPOUT_KEYS
-from mtrain.config.load import validate
+from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import DECODER_KEYS, Architecture
 from mtrain.config.sections.tokenizer import TokenizerConfig
@@ -68,7 +68,7 @@ def resolve_config(
     """
     run_dir = Path(config.run_dir)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
-        saved = validate(Config, read_yaml_file(file), str(file))
+        saved = validate(Config, read_config(file), str(file))
         config = _inherit(config, _settings_of_run(config, saved))  # `open_run` checks the other keys
         return Resolved(config, saved=saved)
     init_from, path = config.training.init_from, config.tokenizer.path
