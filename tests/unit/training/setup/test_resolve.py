@@ -260,7 +260,7 @@ def test_frozen_parameters_do_not_change_and_all_others_do(
     shape = {"tie_embeddings": tie, "positions": positions, "output_bias": True}
     first = fit_on_cpu(make_config("first", model=shape, training={"max_steps": 1}))
     run = fit_on_cpu(tuned(init_from=first, training={**recipe, "freeze": freeze, "weight_decay": 0.5}))
-    prefixes = {"embeddings": ("source_emb", "target_emb", "learned_")}
+    prefixes: dict[str, tuple[str, ...]] = {"embeddings": ("source_emb", "target_emb", "learned_")}
     prefixes |= {
         part: tuple(f"{stack}.{layer}.{part}" for stack in ("encoder", "decoder") for layer in range(9))
         for part in ("self_attention", "feed_forward")
