@@ -18,9 +18,8 @@ from mtrain.checkpoint.model_info import (
     write_info,
 )
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
-from mtrain.config.load import override, validate
+from mtrain.config.load import override, read_config, validate
 from mtrain.config.schema import Config, ModelFolderConfig
-from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.model.classifier import PairClassifier
@@ -82,10 +81,15 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     Raises ModelError if a file is missing or damaged, or if it is a pair classifier.
     """
     loaded = load_any_model(path, overrides)
-    if not isinstance(loaded.model, Transformer):
+    require_translation(path, loaded.config)
+    return cast(LoadedModel, loaded)
+
+
+def require_translation(path: Path, config: ModelFolderConfig) -> None:
+    """Raise ModelError if a model is a pair classifier."""
+    if config.model.is_classifier:
         cure = "use it with `mtrain score --classifier`"
         raise ModelError(f"{path}: is a pair classifier, which cannot translate; {cure}")
-    return cast(LoadedModel, loaded)
 
 
 def load_classifier(path: Path, overrides: Sequence[str] = ()) -> Loaded[PairClassifier]:
@@ -119,6 +123,30 @@ def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[AnyModel
         raise ModelError(f"{error}; `mtrain fit` with the config of the run writes {folder} again") from None
 
 
+def read_settings(path: Path) -> ModelFolderConfig:
+    """The settings of a model folder, a run folder or a checkpoint. Its weights are not read, and may be
+    missing. Raises ModelError if the settings or the tokenizer are missing or damaged."""
+    require_model(path)
+    folder = model_folder_of(path)
+    folder = folder if folder.is_dir() else path
+    run = run_folder_of(folder) if is_checkpoint(folder) or (folder / "checkpoints").is_dir() else None
+    return _read_settings(run or folder, in_run=run is not None)[0]
+
+
+def _read_settings(folder: Path, in_run: bool) -> tuple[ModelFolderConfig, Tokenizer]:
+    """The settings and the tokenizer of a model folder or, if `in_run`, of a run folder."""
+    tokenizer, file = Tokenizer(folder / "tokenizer"), folder / "config.yaml"
+    try:
+        raw = read_config(file)
+        if in_run:
+            config = folder_config(validate(Config, raw, str(file)), tokenizer)
+        else:
+            config = validate(ModelFolderConfig, raw, str(file))
+    except UsageError as error:  # an error of the folder, not of the command line
+        raise ModelError(str(error)) from None
+    return config, tokenizer
+
+
 def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
     """Load a model folder, a checkpoint, or the best checkpoint of a run folder."""
     folder, run = path, run_folder_of(path) if is_checkpoint(path) else None
@@ -133,15 +161,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
     else:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
-    tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
-    try:
-        raw = read_yaml_file(file)
-        if in_run:
-            config = folder_config(validate(Config, raw, str(file)), tokenizer)
-        else:
-            config = validate(ModelFolderConfig, raw, str(file))
-    except UsageError as error:  # an error of the folder, not of the command line
-        raise ModelError(str(error)) from None
+    config, tokenizer = _read_settings(path, in_run)
     raw = config.model_dump(mode="json")
     for assignment in overrides:
         if not assignment.startswith("decoding."):

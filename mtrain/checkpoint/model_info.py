@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from mtrain.config.load import validate
+from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Format, ModelFolderConfig
-from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
@@ -256,7 +255,7 @@ def read_model_config(folder: Path) -> ModelFolderConfig:
     file = folder / "config.yaml"
     if not file.exists():
         raise ModelError(f"{folder}: not a run or model folder: config.yaml is missing")
-    return validate(ModelFolderConfig, read_yaml_file(file, ModelError), str(file), ModelError)
+    return validate(ModelFolderConfig, read_config(file, ModelError), str(file), ModelError)
 
 
 def name_of(folder: Path) -> str:

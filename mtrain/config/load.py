@@ -10,7 +10,8 @@ from mtrain.config.extends import find_origin, kinds_of_corpus, merge, read_chai
 from mtrain.config.messages import Keys, explain
 from mtrain.config.schema import Config
 from mtrain.config.section import Section
-from mtrain.config.yaml_io import YamlError, parse_yaml
+from mtrain.config.sections.decoding import AUTO_BATCH_TOKENS
+from mtrain.config.yaml_io import YamlError, parse_yaml, read_yaml_file
 from mtrain.errors import MtrainError, UsageError
 from mtrain.paths import path_of
 
@@ -26,9 +27,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     raw: Any = {}
     for file in reversed(files):
         raw = merge(raw, file.value)
+    raw = _of_this_version(raw)
     for assignment in overrides:
         raw = override(raw, assignment)
     return validate(Config, raw, lambda keys: find_origin(keys, files, overrides))
+
+
+def read_config(file: Path, error: type[MtrainError] = UsageError) -> Any:
+    """The values of the config.yaml of a run or model folder. Raises an `error` if it cannot be read."""
+    return _of_this_version(read_yaml_file(file, error))
+
+
+def _of_this_version(raw: Any) -> Any:
+    """The values of a file, with `auto` for the former default of `decoding.batch_tokens`."""
+    decoding = raw.get("decoding") if isinstance(raw, dict) else None
+    if not isinstance(decoding, dict) or decoding.get("batch_tokens") != AUTO_BATCH_TOKENS:
+        return raw
+    return {**raw, "decoding": {**decoding, "batch_tokens": "auto"}}
 
 
 def validate(

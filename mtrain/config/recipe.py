@@ -79,6 +79,7 @@ class CorpusSize(NamedTuple):
     tokens: int  # of these pairs
     epoch_tokens: int  # of all pairs of an epoch, including repetitions
     validation_tokens: int
+    useful_share: float = 1.0  # of the epochs that are useful for a new model
 
 
 class Choice(NamedTuple):
@@ -144,7 +145,8 @@ class Budget(NamedTuple):
         if self.epochs is not None:
             limits.append(Limit(self.epochs * size.epoch_tokens, f"{self.epochs:,} epochs"))
         if not limits:
-            limits.append(Limit(useful_tokens(size), f"{useful_epochs(size.pairs):.0f} useful epochs"))
+            epochs = useful_epochs(size.pairs) * size.useful_share
+            limits.append(Limit(useful_tokens(size), f"{epochs:.0f} useful epochs"))
         if self.minutes is not None:
             allowed = self.minutes * 60 * speed
             validation = self._validation_cost(self.validation_tokens(size, speed), speed)
@@ -200,7 +202,7 @@ def useful_epochs(pairs: int) -> float:
 
 def useful_tokens(size: CorpusSize) -> float:
     """The number of target tokens in the useful epochs of a corpus."""
-    return useful_epochs(size.pairs) * size.tokens
+    return useful_epochs(size.pairs) * size.useful_share * size.tokens
 
 
 def parameters(sizes: Mapping[str, int]) -> int:
@@ -290,7 +292,8 @@ def choose_training(
         reason = f"as many as {limit.what} allow; corrected by the clock"
         choices.append(Choice("training.planned_steps", steps, reason))
         most = max(steps, round(steps * useful_tokens(size) / tokens))
-        choices.append(Choice("training.max_steps", most, f"{useful_epochs(size.pairs):.0f} useful epochs"))
+        epochs = useful_epochs(size.pairs) * size.useful_share
+        choices.append(Choice("training.max_steps", most, f"{epochs:.0f} useful epochs"))
         validated = budget.validation_tokens(size, speed)
         if validated < size.validation_tokens:
             pairs = round(validated * size.pairs / size.tokens)

@@ -60,7 +60,7 @@ class Config(Section):
             if data.get("corruptions") is None:
                 data = {**data, "corruptions": {}}
             return {**values, "training": training, "data": data}
-        has_sizes = training.get("init_from") or {"preset", *SIZES} & model.keys()
+        has_sizes = {"preset", *SIZES} & model.keys()
         return values if has_sizes else {**values, "model": {**model, "preset": "auto"}}
 
     @model_validator(mode="wrap")
@@ -68,6 +68,8 @@ class Config(Section):
     def _make_language_tags_symbols(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """Language tags are symbols of the tokenizer, unless the tokenizer of another model is reused."""
         config = validate(values)
+        if "language_tags" in config.data.model_fields_set or not config.training.init_from:
+            config.data.require_one_target_language()  # an initial model may have tags
         tokenizer = config.tokenizer
         missing = [tag for tag in config.data.tags if tag not in tokenizer.symbols]
         if tokenizer.path or config.training.init_from:  # whose vocabulary may have more tags
@@ -82,8 +84,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         training, auto = self.training, self.model.preset == "auto"
-        steps = training.max_steps or training.max_epochs or training.planned_steps
-        planned = steps or (auto and training.max_minutes)
+        # `auto` plans the steps of a number of minutes, and of fine-tuning.
+        plans = auto and (training.max_minutes or training.init_from)
+        planned = training.max_steps or training.max_epochs or training.planned_steps or plans
         if training.schedule in ("cosine", "linear") and not planned:
             raise ValueError(f"training.schedule: {training.schedule} needs max_steps or max_epochs")
         if self.data.folder and os.path.abspath(self.data.folder) == os.path.abspath(self.run_dir):  # noqa: PTH100
@@ -91,8 +94,6 @@ class Config(Section):
             raise ValueError(f"data.folder must differ from run_dir; {cure}")
         # The settings of a reused tokenizer are compared with the config later.
         reused = self.tokenizer.path or self.training.init_from
-        if self.training.init_from and self.model.preset:
-            raise ValueError("model.preset: auto and training.init_from both determine the sizes; give one")
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not reused:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
         self._require_visible_changes(reused is not None)

@@ -7,9 +7,11 @@ a micro-batch come from `mtrain.planning.cost`; `mtrain.planning.scaling` predic
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.planning import cost
@@ -17,6 +19,7 @@ from mtrain.planning.cost import FP32, Shape, TrainingDevice
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, UTILIZATION
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import fit_micro_batch_tokens
+from mtrain.training.step.optimizer import freeze
 
 # Times that a byte of the activations is read or written outside of matrix products: it is written and read
 # in the forward pass, and read in the backward pass, which writes a gradient of the same size. Assumed.
@@ -124,10 +127,12 @@ class Estimator:
     def _activation_bytes(self, shape: Shape) -> int:
         return cost.activation_bytes(self.architecture, shape, self.device)
 
-    @property
+    @cached_property
     def trained_parameters(self) -> int:
-        """The number of parameters that `training.freeze` leaves."""
-        return self.parameters["total"] - sum(self.parameters[part] for part in {*self.training.freeze})
+        """The number of parameters that `training.freeze` leaves. Raises UsageError if there are none."""
+        model = model_without_weights(self.architecture)
+        freeze(model, self.training.freeze)
+        return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
     # ------------------------------------------------------------------------------------------------- memory
 

@@ -28,7 +28,7 @@ from mtrain.device import (
     resolve_device,
     resolve_precision,
 )
-from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.errors import ModelError, StorageError
 from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.planning.cost import FP32, TrainingDevice
 from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
@@ -92,9 +92,9 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     scanner = CorpusScanner(RawFiles(data), config.seed, strict=False)
     speed = assumed_speed("cpu" if device.on_cpu else "cuda", devices)
     automatic = vocab_size_is_automatic(config)
-    config, initial_model, _ = resolve_config(config, scanner, speed=speed)
+    config = resolve_config(config, scanner, speed=speed, load_weights=False).config
     earlier = vocab_size_choice(config) if automatic else []
-    tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
+    tokenizer = existing_tokenizer(config)
     lengths = _find_lengths(config, folder, scanner, tokenizer).of_examples(config.model)
     if config.training.r_drop_after:
         log.warning("training.r_drop_after is ignored; the steps before it are about twice as fast")
@@ -156,9 +156,6 @@ class _Planner:
     def plan(self, config: Config, price: float | None) -> Plan:
         """The plan for a complete config."""
         estimator = self._estimator(config)
-        if not estimator.trained_parameters:
-            parts = ", ".join(config.training.freeze)
-            raise UsageError(f"training.freeze: {parts} leave nothing to train")
         memory = estimator.memory()
         fits, runs = estimator.fits(memory), []
         if fits or not self.hardware.is_measured:

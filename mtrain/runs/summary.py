@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from mtrain.checkpoint.model_card import read_card, stated_license
 from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
 from mtrain.checkpoint.state import Plan
-from mtrain.config.load import validate
+from mtrain.config.load import read_config, validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.config.sections.training import TrainingConfig
@@ -126,7 +126,7 @@ def _summarize(path: Path) -> Summary:
     if _is_run(path):
         folder = path / "model"
         try:
-            config = validate(Config, read_yaml_file(path / "config.yaml"), str(path / "config.yaml"))
+            config = validate(Config, read_config(path / "config.yaml"), str(path / "config.yaml"))
         except UsageError as error:
             notes.append(str(error))
         progress = read_progress(path, config.training if config else None)

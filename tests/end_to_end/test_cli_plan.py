@@ -119,6 +119,18 @@ def test_a_run_that_starts_from_another_has_its_sizes_and_tokenizer(plan, config
     assert found["memory"]["gradients"] < found["memory"]["weights"]
 
 
+def test_the_sizes_of_an_initial_model_are_known_without_its_weights(plan, config_file, run_dir, tmp_path):
+    """A model of several gigabytes need not be read, nor be complete."""
+    shutil.copytree(run_dir / "model", tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()
+    raw = yaml.safe_load(config_file.read_text())
+    del raw["model"], raw["tokenizer"], raw["training"]
+    raw["training"] = {"init_from": str(tmp_path / "model"), "max_minutes": 10.0}
+    config_file.write_text(yaml.safe_dump(raw))
+    found = plan("--hardware", "cpu")
+    assert found["model"]["d_model"] == 64 and found["parameters"]["total"] > 0
+
+
 @pytest.mark.parametrize(
     ("hardware", "precision"), [("a100", "bf16"), ("h100", "bf16"), ("h200", "bf16"), ("cpu", "fp32")]
 )

@@ -78,6 +78,16 @@ def test_search_options_take_effect(mtrain, run_dir):
     assert mtrain("translate", run_dir, *SOURCES, *same, "--device", "cpu")[1].split("\n")[:-1] == TARGETS
 
 
+def test_the_size_of_batches_and_the_number_of_workers_may_be_automatic(mtrain, run_dir):
+    job = ["translate", run_dir, *SOURCES, "--device", "cpu"]
+    automatic = ["--batch-tokens", "auto", "--workers", "auto"]
+    assert mtrain(*job, *automatic)[1].split("\n")[:-1] == TARGETS
+    code, _, err = mtrain(*job, "--workers", "many")
+    assert code == 2 and "Invalid value for '--workers': many: expected a number or auto" in one_line(err)
+    code, _, err = mtrain(*job, "--batch-tokens", "0")
+    assert code == 2 and "decoding.batch_tokens: expected an integer from 1 to" in one_line(err)
+
+
 def test_scores_alignments_and_json(mtrain, run_dir):
     arguments = ["translate", run_dir, "It rains.", "", "--device", "cpu"]
     code, out, _ = mtrain(*arguments, "--scores", "--alignments")

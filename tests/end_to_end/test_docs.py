@@ -17,7 +17,7 @@ import typer.main
 from torch.distributed.run import get_args_parser
 
 from mtrain.cli.app import app
-from mtrain.config import recipe
+from mtrain.config import fine_tuning_recipe, recipe
 from mtrain.config.load import load_config
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS
@@ -74,11 +74,14 @@ def test_the_numbers_of_the_automatic_recipe_are_stated():
     pairs = [*recipe.VOCABULARIES, *recipe.LARGEST]
     thresholds = [number for row in pairs for number in row if isinstance(number, int)]
     epochs = [f"{recipe.useful_epochs(number):.0f} for {number:,}" for number in (29_000, 1_000_000)]
+    share = fine_tuning_recipe.USEFUL_SHARE
+    tuning = [f"{share * recipe.useful_epochs(number):.0f} for {number:,}" for number in (1_000, 1_000_000)]
     rate, doubling = recipe.PEAK_RATE * 128, recipe.dropout(20) - recipe.dropout(10)
     low, high = recipe.VALIDATIONS
     stated = [
         *(f"{number:,}" for number in thresholds),
         *epochs,
+        *tuning,
         f"{recipe.TOKENS_PER_PARAMETER} target tokens per parameter",
         f"A size above {recipe.SUFFICIENT_VOCABULARY:,} needs",
         f"{recipe.TOKENS_PER_ENTRY} target tokens for each entry",
@@ -91,6 +94,7 @@ def test_the_numbers_of_the_automatic_recipe_are_stated():
         ),
         f"from {recipe.choose_batch(1):,} to {recipe.choose_batch(1e15):,}",
         f"{rate:.3f} / `model.d_model`",
+        f"{rate * fine_tuning_recipe.RATE:.3f} / `model.d_model`, half of",
         f"{recipe.WARMUP:.0%} of the steps",
         f"{recipe.dropout(10)} for 10 epochs, {doubling:.2f} more for each doubling",
         f"{low} to {high} validations",

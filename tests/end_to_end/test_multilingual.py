@@ -275,6 +275,25 @@ def test_a_fine_tuned_model_inherits_the_tags(mtrain, both, tmp_path, raw):
     assert code == 2 and "data.language_tags: both was given, but training.init_from" in one_line(err)
 
 
+def test_a_model_is_fine_tuned_in_several_directions(mtrain, both, tmp_path, raw):
+    """`init_from` and the data suffice; a new direction needs a tag that the vocabulary has."""
+    config = merged(raw, str(tmp_path / "run"), data={"source_lang": "en", "target_lang": "de"})
+    del config["data"]["language_tags"], config["tokenizer"], config["model"], config["decoding"]
+    config["training"] = {"init_from": str(both), "max_steps": 1, "learning_rate": 1e-6}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    assert mtrain("plan", file, "--hardware", "cpu")[0] == 0
+    code, _, err = mtrain("fit", file, *ON_CPU)
+    assert code == 0, err
+    with Translator.load(tmp_path / "run", "cpu") as translator:
+        assert [one.text for one in translator.between("de", "en").translate(GERMAN)] == ENGLISH
+        assert [one.text for one in translator.between("en", "de").translate(ENGLISH)] == GERMAN
+    config["data"]["train"][1]["target_lang"] = "fr"
+    file.write_text(yaml.safe_dump(config))
+    code, _, err = mtrain("fit", file, "--run-dir", tmp_path / "new", *ON_CPU)
+    assert code == 2 and err.splitlines()[-1].startswith("error: the vocabulary has no language tag <2fr>")
+
+
 @pytest.mark.usefixtures("few_trials")
 def test_a_model_of_unknown_languages_is_compared(mtrain, run_dir, corpus, tmp_path, monkeypatch):
     """As an imported one may be."""

@@ -8,7 +8,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from mtrain.cli.console.help import GENERAL
 from mtrain.cli.console.terminal import restore_utf8, start_logging
@@ -51,9 +51,23 @@ BeamSize = Annotated[
 LengthPenalty = Annotated[
     float | None, search(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA.")
 ]
+
+
+def number_or_auto(text: str) -> int | str:
+    """The value of an option that is a number or `auto`."""
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise BadParameter(f"{text}: expected a number or auto") from None
+
+
 BatchTokens = Annotated[
-    int | None,
-    speed(min=1, metavar="N", help="Maximum batch size in padded source tokens times beams or samples."),
+    str | None,
+    speed(
+        parser=number_or_auto,
+        metavar="N|auto",
+        help="Maximum batch size in padded source tokens times beams or samples.",
+    ),
 ]
 From = Annotated[
     str | None,

@@ -42,11 +42,10 @@ def translate(
     length_penalty: options.LengthPenalty = None,
     batch_tokens: options.BatchTokens = None,
     workers: Annotated[
-        int | None,
+        str | None,
         options.speed(
-            min=1,
-            max=64,
-            metavar="N",
+            parser=options.number_or_auto,
+            metavar="N|auto",
             help="Number of processes that translate on a CPU; each holds a copy of the model.",
         ),
     ] = None,

@@ -156,24 +156,31 @@ class DataConfig(Section):
         named: dict[str, CorpusSpec] = {f"test.{name}": corpus for name, corpus in self.test.items()}
         return {f"validation.{index}": corpus for index, corpus in enumerate(validation)} | named
 
+    @property
+    def _all_corpora(self) -> dict[str, CorpusSpec]:
+        """All corpora, by key."""
+        return {f"train.{index}": corpus for index, corpus in enumerate(self.train)} | self._other_corpora
+
     @model_validator(mode="after")
     def _languages_agree(self) -> Self:
-        named = {f"train.{index}": corpus for index, corpus in enumerate(self.train)} | self._other_corpora
         if self.language_tags == "none":
-            for name, corpus in named.items():
-                language = self.direction_of(corpus).target
-                if not is_same_language(language, self.target_lang):
-                    raise ValueError(
-                        f"{name} has the target language {language}, but target_lang is {self.target_lang}; "
-                        "set language_tags: target for several target languages"
-                    )
             return self
-        directions = {name: self.direction_of(corpus) for name, corpus in named.items()}
+        directions = {name: self.direction_of(corpus) for name, corpus in self._all_corpora.items()}
         for name, direction in {"data": self.direction, **directions}.items():
             if wrong := [code for code in direction if not re.fullmatch("[A-Za-z0-9_-]+", code)]:
                 problem = f"the language code {wrong[0]!r} cannot be a tag"
                 raise ValueError(f"{name}: {problem}; use one such as de or pt-BR")
         return self
+
+    def require_one_target_language(self) -> None:
+        """Raise ValueError if the corpora and test sets have several target languages, but no tags."""
+        for name, corpus in self._all_corpora.items() if self.language_tags == "none" else ():
+            language = self.direction_of(corpus).target
+            if not is_same_language(language, self.target_lang):
+                raise ValueError(
+                    f"data.{name} has the target language {language}, but target_lang is "
+                    f"{self.target_lang}; set language_tags: target for several target languages"
+                )
 
     def require_known_tags(self) -> None:
         """Raise ValueError if a corpus or test set has a language tag that is in no training corpus."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from mtrain.config.section import Count, PositiveInt, Precision, Section
 from mtrain.errors import UsageError
@@ -14,10 +14,6 @@ Samples = Annotated[int, Field(ge=1, le=1024)]
 LengthRatio = Annotated[float, Field(ge=0, le=100)]
 
 AUTO_BATCH_TOKENS = 8192  # what `batch_tokens: auto` is on a CPU; it was the default of earlier versions
-BatchTokens = Annotated[
-    PositiveInt | Literal["auto"],
-    AfterValidator(lambda tokens: "auto" if tokens == AUTO_BATCH_TOKENS else tokens),
-]
 
 
 class DecodingConfig(Section):
@@ -92,10 +88,10 @@ class DecodingConfig(Section):
         description="which lines are translated sentence by sentence; long: lines with more tokens than the "
         "model's maximum; sentences: all lines, such as paragraphs",
     )
-    batch_tokens: BatchTokens = Field(
+    batch_tokens: PositiveInt | Literal["auto"] = Field(
         "auto",
-        description="padded source tokens times hypotheses per batch; auto, or 8192: 8192, on a CUDA device "
-        "65536 or more if memory allows",
+        description="padded source tokens times hypotheses per batch; auto, or 8192 in a file: 8192, on a "
+        "CUDA device 65536 or more if memory allows",
     )
     precision: Precision = Field(
         "auto", description="precision of matrix products (on a CPU, of large ones only); auto: the fastest"

@@ -22,8 +22,8 @@ class Architecture(Section):
     preset: Preset | None = Field(
         None,
         description="named sizes, with one decoder layer if they end in `_deep`; auto: mtrain chooses the "
-        "sizes and the recipe for your data. If the key is absent: auto; null with sizes or "
-        "training.init_from; tiny for a pair classifier",
+        "sizes and the recipe for your data, and with training.init_from the recipe alone. If the key is "
+        "absent: auto; null with sizes; tiny for a pair classifier",
     )
     head: Head = Field(
         "translation",

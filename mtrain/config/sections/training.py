@@ -9,7 +9,7 @@ from mtrain.config.section import Count, FilePath, Fraction, PositiveFloat, Posi
 MicroBatchTokens = PositiveInt | Literal["auto"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
 Switch = Literal["auto", "on", "off"]
-ModelPart = Literal["encoder", "decoder", "embeddings"]
+ModelPart = Literal["encoder", "decoder", "embeddings", "self_attention", "feed_forward"]
 
 
 class TrainingConfig(Section):
@@ -21,7 +21,9 @@ class TrainingConfig(Section):
         "are used",
     )
     freeze: list[ModelPart] = Field(
-        [], description="parts that are not trained; embeddings: positions and a tied output projection, too"
+        [],
+        description="parts that are not trained; embeddings: positions and a tied output projection, too; "
+        "self_attention, feed_forward: of encoder and decoder, with their norms",
     )
     max_steps: PositiveInt | None = Field(
         None, description="optimizer steps; training ends at whichever limit is reached first"

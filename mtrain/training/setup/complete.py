@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config import recipe
+from mtrain.config import fine_tuning_recipe, recipe
 from mtrain.config.load import validate
 from mtrain.config.recipe import ENDLESS, Budget, Choice, CorpusSize
 from mtrain.config.schema import Config
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 # suggests: small models use the hardware poorly.
 SPEED_MARGIN = 4
 UNKNOWN_STEPS = 12_500  # assumed for warm-up if nothing limits the number of steps
-FINE_TUNING = 0.5  # of the peak rate, for a model that is already trained
 
 
 class Workload(NamedTuple):
@@ -135,6 +134,7 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     if config.model.preset == "auto":
         choices = [choice for choice in _choose(config, work) if not _is_given(config, choice.key)]
         raw = config.model_dump(mode="json", exclude_unset=True)
+        raw["model"]["preset"] = None  # unless it is one of the choices
         for choice in choices:
             section, key = choice.key.split(".")
             raw.setdefault(section, {})[key] = choice.value
@@ -145,7 +145,8 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
     rate, steps = training.learning_rate, training.warmup_steps
     if rate is None:
-        rate = recipe.peak_rate(config.model.d_model) * (FINE_TUNING if training.init_from else 1)
+        peak_rate = fine_tuning_recipe.peak_rate if training.init_from else recipe.peak_rate
+        rate = peak_rate(config.model.d_model)
     if steps is None:
         steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS))
     values = {"learning_rate": rate, "warmup_steps": steps}
@@ -166,10 +167,16 @@ def _is_given(config: Config, key: str) -> bool:
 
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe, also for keys that the config gives."""
-    size, budget = work.size(), Budget.of(config, work.device)
+    size, given = work.size(), Budget.of(config, work.device)
+    budget, is_fine_tuning = given, config.training.init_from is not None
+    if is_fine_tuning:
+        size, budget = fine_tuning_recipe.plan(size, given)
     timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
-    preset, reason = _choose_preset(config, size, timer)
-    sizes = _sizes(config, preset)
+    if is_fine_tuning:
+        presets, sizes = [], smallest_sizes(config)  # all of which are given
+    else:
+        preset, reason = _choose_preset(config, size, timer)
+        presets, sizes = [Choice("model.preset", preset, reason)], _sizes(config, preset)
     batch = timer.settle(sizes)
     limit = budget.limit(size, timer.speed)
     tokens = limit.tokens
@@ -179,7 +186,9 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
     choices = recipe.choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
-    return [Choice("model.preset", preset, reason), *choices]
+    if is_fine_tuning:
+        choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
+    return [*presets, *choices]
 
 
 def _sizes(config: Config, preset: str) -> Mapping[str, int]:

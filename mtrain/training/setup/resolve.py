@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
-from mtrain.checkpoint.model_folder import Loaded, load_any_model, load_model, tokenizer_folder
+from mtrain.checkpoint.model_folder import (
+    Loaded,
+    load_any_model,
+    read_settings,
+    require_translation,
+    tokenizer_folder,
+)
 from mtrain.config import recipe
-from mtrain.config.load import validate
+from mtrain.config.fine_tuning_recipe import DROPOUT_KEYS
+from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import DECODER_KEYS, Architecture
 from mtrain.config.sections.tokenizer import TokenizerConfig
@@ -43,20 +50,25 @@ class Resolved(NamedTuple):
 
 
 def resolve_config(
-    config: Config, scanner: CorpusScanner | None = None, relearn: bool = False, speed: float | None = None
+    config: Config,
+    scanner: CorpusScanner | None = None,
+    relearn: bool = False,
+    speed: float | None = None,
+    load_weights: bool = True,
 ) -> Resolved:
     """Set the keys that come from another model or from `preset: auto`.
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
     grown. A run with a tokenizer keeps its vocabulary size, unless with `relearn`. `speed` is the
-    `assumed_speed` of all devices that train, by default of one of this machine.
+    `assumed_speed` of all devices that train, by default of one of this machine. Without `load_weights`, only
+    the settings of the initial model are read.
 
     Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from the model,
     DataError if the corpora cannot be read to count their pairs.
     """
     run_dir = Path(config.run_dir)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
-        saved = validate(Config, read_yaml_file(file), str(file))
+        saved = validate(Config, read_config(file), str(file))
         config = _inherit(config, _settings_of_run(config, saved))  # `open_run` checks the other keys
         return Resolved(config, saved=saved)
     init_from, path = config.training.init_from, config.tokenizer.path
@@ -66,16 +78,21 @@ def resolve_config(
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
         return Resolved(_choose_tokenizer_settings(config, scanner, relearn, speed))
     classifies = config.model.is_classifier
-    # A pair classifier may start from the encoder of a translation model.
-    initial_model = (load_any_model if classifies else load_model)(Path(init_from))
-    settings = initial_model.config.model_dump(mode="json")
+    initial_model = load_any_model(Path(init_from)) if load_weights else None
+    found = initial_model.config if initial_model else read_settings(Path(init_from))
+    if not classifies:  # a pair classifier may start from the encoder of a translation model
+        require_translation(Path(init_from), found)
+    settings = found.model_dump(mode="json")
     inherited = {section: settings[section] for section in ("tokenizer", "decoding")}
     inherited["data"] = {"max_length": settings["max_length"]}
     if not classifies:
         inherited["data"]["language_tags"] = settings["language_tags"]
     others = {"head", *DECODER_KEYS} if classifies else set()
+    if config.model.preset == "auto":
+        others |= DROPOUT_KEYS
     kept = Architecture.model_fields.keys() - others
     inherited["model"] = {key: value for key, value in settings["model"].items() if key in kept}
+    inherited["model"]["preset"] = config.model.preset  # `auto`: the recipe is yet to be chosen
     inherited["tokenizer"]["path"] = init_from
     config = _inherit_checked(config, inherited, f"training.init_from: {init_from}")
     return Resolved(config, initial_model)

@@ -40,7 +40,7 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
     adapt_vocab_size = vocab_size_is_automatic(config)
     scanner = make_scanner(config.data, DataFolder.of_run(config.data, run_dir), config.seed)
     with locked_run_folder(run_dir):
-        config = resolve_config(config, scanner, relearn=force).config
+        config = resolve_config(config, scanner, relearn=force, load_weights=False).config
         is_new = not checkpoint_folders(run_dir)
         if is_new:
             write_config(config)
@@ -52,7 +52,8 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
 
 def vocab_size_is_automatic(config: Config) -> bool:
     """Whether `model.preset: auto` chooses the vocabulary size. `config` must not be resolved yet."""
-    return config.model.preset == "auto" and "vocab_size" not in config.tokenizer.model_fields_set
+    is_automatic = config.model.preset == "auto" and not config.training.init_from
+    return is_automatic and "vocab_size" not in config.tokenizer.model_fields_set
 
 
 def vocab_size_choice(config: Config) -> list[Choice]:

@@ -1,5 +1,7 @@
 """The optimizer, loss scaling for fp16, and which parameters are trained."""
 
+import re
+
 import torch
 from torch import Tensor, nn
 
@@ -56,11 +58,13 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=1e-9, fused=fused)
 
 
-# Prefixes of the parameters that belong to each part of `training.freeze`.
-_PARTS: dict[ModelPart, tuple[str, ...]] = {
-    "encoder": ("encoder.", "encoder_norm."),
-    "decoder": ("decoder.", "decoder_norm."),
-    "embeddings": ("source_embedding.", "target_embedding.", "learned_"),
+# How the names of the parameters of each part of `training.freeze` begin, as regular expressions.
+_PARTS: dict[ModelPart, str] = {
+    "encoder": "encoder[._]",
+    "decoder": "decoder[._]",
+    "embeddings": "source_embedding|target_embedding|learned_",
+    "self_attention": r"\w+\.\d+\.self_attention",
+    "feed_forward": r"\w+\.\d+\.feed_forward",
 }
 
 
@@ -69,8 +73,7 @@ def freeze(model: nn.Module, parts: list[ModelPart]) -> None:
 
     Raises UsageError if nothing is left to train.
     """
-    prefixes = tuple(prefix for part in parts for prefix in _PARTS[part])
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.startswith(prefixes))
+        parameter.requires_grad_(not any(re.match(_PARTS[part], name) for part in parts))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"training.freeze: {', '.join(parts)} leave nothing to train")

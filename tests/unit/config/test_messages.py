@@ -142,7 +142,10 @@ def test_a_rejected_value_of_a_corpus_names_its_key(kind: type[BaseModel]):
         ("training.micro_batch_tokens=some", "expected an integer from 1 to 1000000000000000, or auto ("),
         ("training.betas=[0.9]", "training.betas.1: this key is required"),
         ("training.betas=5", "expected a list of 2, each a number of at least 0 and below 1 ("),
-        ("training.freeze=encoder", "expected a list, each item one of encoder, decoder, embeddings ("),
+        (
+            "training.freeze=encoder",
+            "expected a list, each item one of encoder, decoder, embeddings, self_attention, feed_forward (",
+        ),
         ("tokenizer.joint=1", "expected true or false ("),
         ("data.source_lang=''", "expected a non-empty string (language code of the source, "),
         ("data.test={5: {toy: test}}", "data.test: names must be strings; got 5"),

@@ -1,5 +1,6 @@
 """Which keys the configuration has, which values they accept, and how sections must agree."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from mtrain.config import schema
+from mtrain.config.load import read_config
 from mtrain.config.section import Section
 from mtrain.config.sections import augment, corpora, data, decoding, model, stages, tokenizer, training
 from mtrain.config.sections.corpora import Holdout
@@ -158,8 +160,10 @@ def test_numbers_are_finite(load_text, key: str):
             load_text(f"training.{key}={value}")
 
 
-def test_the_former_default_of_decoding_batches_means_auto() -> None:
-    assert decoding.DecodingConfig(batch_tokens=8192) == decoding.DecodingConfig()
+def test_the_former_default_of_decoding_batches_means_auto_in_files(tmp_path: Path, load_text) -> None:
+    (tmp_path / "config.yaml").write_text("decoding: {batch_tokens: 8192, beam_size: 2}")
+    assert read_config(tmp_path / "config.yaml") == {"decoding": {"batch_tokens": "auto", "beam_size": 2}}
+    assert load_text("decoding.batch_tokens=8192").decoding.batch_tokens == 8192
     assert decoding.DecodingConfig().moderate_batch_tokens == 8192
     assert decoding.DecodingConfig(batch_tokens=8000).moderate_batch_tokens == 8000
 

@@ -239,13 +239,7 @@ def on_cuda(translator: Translator, **settings: object) -> Workers:
 
 @pytest.mark.parametrize(
     ("given", "gigabytes", "tokens"),
-    [
-        ("auto", 100, 131_072),
-        ("auto", 0.2, 16_384),
-        ("auto", 0, 8192),
-        (8192, 100, 131_072),
-        (8000, 100, 8000),
-    ],
+    [("auto", 100, 131_072), ("auto", 0.2, 16_384), ("auto", 0, 8192), (8192, 100, 8192), (8000, 100, 8000)],
 )
 def test_batches_on_a_gpu_are_as_large_as_memory_allows(
     translator: Translator, monkeypatch, given: int | str, gigabytes: float, tokens: int

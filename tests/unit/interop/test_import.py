@@ -197,7 +197,7 @@ def test_training_with_an_imported_vocabulary_resumes_exactly(source, make_confi
 def test_training_starts_from_an_imported_model(source, make_config):
     imported(source)
     out, raw = source.with_name("out"), make_config("tuned").model_dump(mode="json")
-    raw |= {"model": {}, "tokenizer": {}, "decoding": {}}
+    raw |= {"model": {"preset": None}, "tokenizer": {}, "decoding": {}}
     raw["data"].pop("max_length")
     raw["export"] = {"require": ["marian"]}  # checked for the imported model, not for the default sizes
     raw["training"] |= {"init_from": str(out), "max_steps": 1, "warmup_steps": 10**6}  # a tiny step

@@ -31,13 +31,14 @@ def test_the_resolved_config_holds_numbers(load_text):
     assert resolved["model"]["d_model"] == 1024
 
 
-@pytest.mark.parametrize("overrides", [[], ["model.dropout=0.2"], ["model.preset=auto"], ["training={}"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["model.dropout=0.2"], ["model.preset=auto"], ["training={}"], ["training.init_from=runs/y"]],
+)
 def test_without_sizes_mtrain_chooses_them(load_text, overrides):
     assert load_text(*overrides).model.preset == "auto"
 
 
-@pytest.mark.parametrize(
-    "override", ["model.d_model=256", "model.preset=small", "model.preset=null", "training.init_from=runs/y"]
-)
-def test_a_size_a_preset_or_an_initial_model_excludes_automatic_sizes(load_text, override):
+@pytest.mark.parametrize("override", ["model.d_model=256", "model.preset=small", "model.preset=null"])
+def test_a_size_or_a_preset_excludes_the_automatic_recipe(load_text, override):
     assert load_text(override).model.preset is None

@@ -371,6 +371,36 @@ def test_repeated_pairs_are_not_new_ones():
     assert plans[0].training.batch_tokens == plans[1].training.batch_tokens
 
 
-def test_fine_tuning_starts_with_a_lower_rate():
-    made = config(training={"init_from": "runs/y", "max_steps": 100})
+INITIAL = {**PRESETS["tiny"], "preset": "auto"}  # as `resolve_config` returns it
+
+
+def fine_tuned(size: CorpusSize = MULTI30K, **training: Any) -> TrainingConfig:
+    made = config(model=INITIAL, training={"init_from": "runs/y", **training})
+    planned, choices = choose_values(made, workload(size))
+    assert planned.model.preset is None and "model.preset" not in {choice.key for choice in choices}
+    assert {key: getattr(planned.model, key) for key in SIZES} == PRESETS["tiny"]
+    return planned.training
+
+
+@pytest.mark.parametrize("preset", ["auto", None])
+def test_fine_tuning_starts_with_a_lower_rate(preset):
+    made = config(model={**INITIAL, "preset": preset}, training={"init_from": "runs/y", "max_steps": 100})
     assert choose_values(made, workload())[0].training.learning_rate == 0.002
+
+
+@pytest.mark.parametrize(("pairs", "epochs"), [(1_000, 42), (29_000, 15), (1_000_000, 5), (20_000_000, 2)])
+def test_fine_tuning_without_a_limit_ends_after_the_useful_epochs(pairs, epochs):
+    tokens = 20 * pairs
+    planned = fine_tuned(CorpusSize(pairs, tokens, tokens, 15_000))
+    steps_per_epoch = max(1, tokens // planned.batch_tokens)
+    assert planned.max_steps == epochs * steps_per_epoch
+    assert (planned.schedule, planned.ema_decay, planned.patience) == ("cosine", None, 10)
+    assert planned.validate_every <= planned.max_steps / 3
+
+
+def test_fine_tuning_respects_the_limits_of_the_config():
+    short, long = fine_tuned(max_minutes=1.0), fine_tuned(max_minutes=1e4)
+    assert short.max_steps < long.max_steps < 1.1 * fine_tuned().max_steps
+    assert fine_tuned(max_epochs=3).max_steps is None
+    assert fine_tuned(max_steps=77, learning_rate=0.1).max_steps == 77
+    assert fine_tuned(max_steps=77, learning_rate=0.1).learning_rate == 0.1

@@ -33,10 +33,13 @@ from tests.support.training import (
 
 @pytest.fixture
 def tuned(raw_config, run_dir, tmp_path):
-    """Build the config of a run that starts from the model that has memorized the eight pairs."""
+    """Build the config of a run that starts from the model that has memorized the eight pairs, without the
+    automatic recipe."""
 
     def make(run="run", init_from=run_dir, **sections) -> Config:
-        raw = merged({**raw_config, "model": {}, "tokenizer": {}}, str(tmp_path / run), **sections)
+        raw = merged(
+            {**raw_config, "model": {"preset": None}, "tokenizer": {}}, str(tmp_path / run), **sections
+        )
         raw["data"].pop("max_length")
         raw["data"] |= sections.get("data", {})
         raw["training"]["init_from"] = str(init_from)
@@ -122,6 +125,23 @@ def test_a_model_with_an_output_bias_and_two_vocabularies_is_loaded_completely(t
     assert all(torch.equal(loaded[name], tensor) for name, tensor in initial(first).items())
 
 
+def test_auto_chooses_the_recipe_for_a_model_and_resumes(tuned, run_dir, tmp_path, caplog):
+    """Rates of dropout are chosen: none for two epochs. All else about the architecture is inherited."""
+    caplog.set_level(logging.INFO, "mtrain")
+    limits = {"max_steps": None, "max_epochs": 2}
+    config = tuned(model={"preset": "auto"}, training={**limits, "learning_rate": None})
+    first = fit_on_cpu(config)
+    written = yaml.safe_load((first / "config.yaml").read_text())
+    own = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert written["model"] == {**own["model"], "dropout": 0.0, "activation_dropout": 0.0}
+    choices = {choice["key"] for choice in json.loads((first / "choices.json").read_text())}
+    assert "training.learning_rate" in choices and "model.preset" not in choices
+    assert "fine-tuning, model width 64" in caplog.text
+    caplog.clear()
+    fit_on_cpu(config)
+    assert "already finished" in caplog.text
+
+
 # -------------------------------------------------------------------------------------------------- conflicts
 
 
@@ -131,7 +151,6 @@ def test_a_model_with_an_output_bias_and_two_vocabularies_is_loaded_completely(t
         ({"model": {"d_model": 32}}, r"model\.d_model: 32 was given, but training\.init_from: .* has 64; "),
         ({"model": {"norm": "post"}}, r"model\.norm: post was given, but .* has pre"),
         ({"model": {"preset": "tiny"}}, r"model\.d_model: 128 was given"),
-        ({"model": {"preset": "auto"}}, r"preset: auto and training\.init_from both determine the sizes"),
         ({"tokenizer": {"vocab_size": 331}}, r"tokenizer\.vocab_size: 331 was given, but .* has 330"),
         ({"tokenizer": {"symbols": ["<bt>"]}}, r"tokenizer\.symbols: \['<bt>'\] was given"),
         ({"tokenizer": {"path": "runs/other"}}, r"tokenizer\.path: runs/other was given, .* has .*by-heart"),
@@ -231,6 +250,8 @@ def test_a_run_resumes_exactly_without_the_model_that_it_started_from(tuned, run
             marks=pytest.mark.slow,
         ),
         (["embeddings", "encoder", "decoder"], "all", "sinusoidal", {}),  # only the output bias is trained
+        # All but the cross-attention of the decoder, the last norm and the bias.
+        (["embeddings", "encoder", "self_attention", "feed_forward"], "all", "sinusoidal", {}),
     ],
 )
 def test_frozen_parameters_do_not_change_and_all_others_do(
@@ -239,7 +260,11 @@ def test_frozen_parameters_do_not_change_and_all_others_do(
     shape = {"tie_embeddings": tie, "positions": positions, "output_bias": True}
     first = fit_on_cpu(make_config("first", model=shape, training={"max_steps": 1}))
     run = fit_on_cpu(tuned(init_from=first, training={**recipe, "freeze": freeze, "weight_decay": 0.5}))
-    prefixes = {"embeddings": ("source_emb", "target_emb", "learned_")}
+    prefixes: dict[str, tuple[str, ...]] = {"embeddings": ("source_emb", "target_emb", "learned_")}
+    prefixes |= {
+        part: tuple(f"{stack}.{layer}.{part}" for stack in ("encoder", "decoder") for layer in range(9))
+        for part in ("self_attention", "feed_forward")
+    }
     frozen = tuple(prefix for part in freeze for prefix in prefixes.get(part, (part,)))
     before = initial(first)
     last = last_checkpoint(run)
@@ -265,7 +290,9 @@ def test_freezing_everything_is_an_error_and_the_log_states_how_much_is_frozen(t
     caplog.set_level("INFO", "mtrain")
     with pytest.raises(UsageError, match="encoder, decoder, embeddings leave nothing to train"):
         fit_on_cpu(tuned(training={"freeze": ["encoder", "decoder", "embeddings"]}))
-    with pytest.raises(UsageError, match=r'one of encoder, decoder, embeddings .*; got "encodr"'):
+    with pytest.raises(
+        UsageError, match=r'one of encoder, decoder, embeddings, self_attention, .*; got "encodr"'
+    ):
         tuned(training={"freeze": ["encodr"]})
     fit_on_cpu(tuned("embeddings", training={"freeze": ["embeddings"], "max_steps": 1}))
     assert "(0.02 frozen)" in caplog.text  # 330 pieces, 64 wide
