@@ -400,7 +400,7 @@ def test_fine_tuning_without_a_limit_ends_after_the_useful_epochs(pairs, epochs)
 
 def test_fine_tuning_respects_the_limits_of_the_config():
     short, long = fine_tuned(max_minutes=1.0), fine_tuned(max_minutes=1e4)
-    assert short.max_steps < long.max_steps < 1.1 * fine_tuned().max_steps
+    assert short.planned_steps < long.planned_steps < 1.1 * fine_tuned().max_steps
     assert fine_tuned(max_epochs=3).max_steps is None
     assert fine_tuned(max_steps=77, learning_rate=0.1).max_steps == 77
     assert fine_tuned(max_steps=77, learning_rate=0.1).learning_rate == 0.1
