@@ -71,7 +71,7 @@ def assumed_speed(device_type: str, devices: int = 1) -> float:
 class CorpusSize(NamedTuple):
     """The size of the training corpus and of the validation set, in pairs and in target tokens with EOS."""
 
-    pairs: int  # training pairs of an epoch, each counted at most once, whatever its `weight`
+    pairs: int  # distinct training pairs of an epoch, each counted at most once, whatever its `weight`
     tokens: int  # of these pairs
     epoch_tokens: int  # of all pairs of an epoch, including repetitions
     validation_tokens: int
@@ -248,14 +248,14 @@ def choose_training(
     The run has `steps` steps of `batch` padded tokens, at `speed` target tokens/s.
     """
     tokens = limit.tokens
-    epochs = tokens / size.epoch_tokens
+    epochs = tokens / size.tokens
     # A longer run ends early if validation does not improve, so warm-up and validations suit the useful part.
     useful = min(tokens, useful_tokens(size))
     useful_steps = max(1, round(steps * useful / tokens))
     interval = math.ceil(useful_steps / budget.validations(useful, size, speed))
     saved_every = min(interval, CHECKPOINT_STEPS)
     choices = [
-        Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
+        Choice("model.dropout", dropout(epochs), f"each pair is seen {epochs:.3g} times"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
         Choice("training.batch_tokens", batch, f"{useful / 1e6:.3g} million target tokens in all"),
         Choice("training.learning_rate", peak_rate(width), f"model width {width}"),

@@ -108,7 +108,7 @@ def make_workload(
         return lengths.plan(batch_tokens, max(batch_tokens, config.longest_sequence))
 
     def size() -> CorpusSize:
-        shares = np.minimum(lengths.weights, 1)
+        shares = np.minimum(lengths.weights, 1) * lengths.distinct
         pairs = float(shares.sum())
         tokens = float((lengths.target * shares).sum())
         planned = plan(max(config.training.batch_tokens, config.data.max_length)).tokens[1]

@@ -326,6 +326,7 @@ def test_repeated_pairs_are_not_new_ones():
     plans = [choose_values(config(), workload(size))[0] for size in (once, often)]
     assert plans[0].model.d_model == plans[1].model.d_model
     assert plans[0].training.batch_tokens == plans[1].training.batch_tokens
+    assert plans[0].model.dropout == plans[1].model.dropout
 
 
 def test_fine_tuning_starts_with_a_lower_rate():
