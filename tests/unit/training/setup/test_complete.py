@@ -329,6 +329,21 @@ def test_repeated_pairs_are_not_new_ones():
     assert plans[0].model.dropout == plans[1].model.dropout
 
 
+@pytest.mark.parametrize(
+    ("pairs", "given", "expected"),
+    [
+        (99_999, {}, (1.2, 4)),
+        (100_000, {}, (1.0, 0)),
+        (99_999, {"length_penalty": 0.8, "beam_size": 5}, (0.8, 4)),
+        (99_999, {"no_repeat_ngram": 0}, (1.2, 0)),
+    ],
+)
+def test_models_of_small_corpora_translate_at_length_and_without_repetitions(pairs, given, expected):
+    size = CorpusSize(pairs, 15 * pairs, 15 * pairs, 15_000)
+    decoding = choose_values(config(decoding=given), workload(size))[0].decoding
+    assert (decoding.length_penalty, decoding.no_repeat_ngram) == expected
+
+
 def test_fine_tuning_starts_with_a_lower_rate():
     made = config(training={"init_from": "runs/y", "max_steps": 100})
     assert choose_values(made, workload())[0].training.learning_rate == 0.002
