@@ -28,9 +28,9 @@ ASSUMED_SPEEDS = {"cpu": 10_000.0, "gpu": 200_000.0}  # target tokens/s, before 
 # The largest model for fewer than so many pairs. Multi30k: models larger than `tiny` only overfit (Wu et al.,
 # ACL 2021). Millions of pairs: base and big, as in Vaswani et al. (2017).
 LARGEST = ((2_000, "micro"), (100_000, "tiny"), (1_000_000, "small"), (10_000_000, "base"), (math.inf, "big"))
-# Models of fewer pairs often end too early or repeat themselves. With these settings, the beam search of five
-# weak models scores higher; for one trained on Multi30k for long, it is the same. See docs/experiments.
-SMALL_CORPUS, LENGTH_PENALTY, NO_REPEAT_NGRAM = 100_000, 1.2, 4
+# Models of fewer pairs often end too early or repeat themselves. These settings raise chrF by 0.3 to 4 points
+# and change BLEU by -0.1 to 0.2; 0.0 to 1.8 % of the references repeat 6 tokens, up to 4 % repeat 4.
+SMALL_CORPUS, LENGTH_PENALTY, NO_REPEAT_NGRAM = 100_000, 1.2, 6
 # The keys that `model.preset: auto` chooses, except for `training.max_steps`.
 AUTOMATIC = (
     *(f"model.{key}" for key in (*SIZES, "dropout", "activation_dropout")),
@@ -267,10 +267,6 @@ def choose_training(
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
         Choice("training.checkpoint_every", saved_every, "with each validation or more often"),
     ]
-    if size.pairs < SMALL_CORPUS:
-        reason = f"fewer than {SMALL_CORPUS:,} pairs"
-        choices.append(Choice("decoding.length_penalty", LENGTH_PENALTY, reason))
-        choices.append(Choice("decoding.no_repeat_ngram", NO_REPEAT_NGRAM, reason))
     if budget.minutes is not None:
         choices.append(Choice("training.max_steps", steps, f"as many as {limit.what} allow"))
     # If the time ends before the given max_steps, a cosine schedule would not reach zero.
@@ -281,4 +277,8 @@ def choose_training(
         choices.append(Choice("training.ema_decay", ema_decay(steps), reason))
     else:
         choices.append(Choice("training.schedule", "cosine", "the number of steps is known"))
+    if size.pairs < SMALL_CORPUS:
+        reason = f"fewer than {SMALL_CORPUS:,} pairs"
+        choices.append(Choice("decoding.length_penalty", LENGTH_PENALTY, reason))
+        choices.append(Choice("decoding.no_repeat_ngram", NO_REPEAT_NGRAM, reason))
     return choices

@@ -332,9 +332,9 @@ def test_repeated_pairs_are_not_new_ones():
 @pytest.mark.parametrize(
     ("pairs", "given", "expected"),
     [
-        (99_999, {}, (1.2, 4)),
+        (99_999, {}, (1.2, 6)),
         (100_000, {}, (1.0, 0)),
-        (99_999, {"length_penalty": 0.8, "beam_size": 5}, (0.8, 4)),
+        (99_999, {"length_penalty": 0.8, "beam_size": 5}, (0.8, 6)),
         (99_999, {"no_repeat_ngram": 0}, (1.2, 0)),
     ],
 )
