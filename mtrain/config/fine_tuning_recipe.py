@@ -7,7 +7,8 @@ docs/experiments/recipes.md records the runs.
 from collections.abc import Sequence
 
 from mtrain.config import recipe
-from mtrain.config.recipe import Budget, Choice, CorpusSize
+from mtrain.config.choices import Choice
+from mtrain.config.recipe import Budget, CorpusSize
 
 RATE = 0.5  # of the peak rate of a new model
 # Of the epochs that are useful for a new model: 42 of 166 for a thousand pairs, 2 of 9 for 20 million;

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mtrain.config.schema import Config
-from mtrain.config.sections.presets import SIZES
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
@@ -17,7 +16,6 @@ TOKENS_PER_PARAMETER = 10
 BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
 VALIDATIONS = (3, 20)  # minimum and maximum number
 LEAST_VALIDATION_PAIRS = 200  # that are drawn for a validation if the time is short
-CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # Small corpora need small vocabularies (Gowda and May, "Finding the Optimal Vocabulary Size for Neural
 # Machine Translation", 2020). On Multi30k (29,000 pairs), 12,000 is 0.4 BLEU better than 8,000 after the same
 # number of steps, but these take 1.2 times as long. Millions of pairs: as in Vaswani et al. (2017).
@@ -29,14 +27,6 @@ ASSUMED_SPEEDS = {"cpu": 10_000.0, "gpu": 200_000.0}  # target tokens/s, before 
 # The largest model for fewer than so many pairs. Multi30k: models larger than `tiny` only overfit (Wu et al.,
 # ACL 2021). Millions of pairs: base and big, as in Vaswani et al. (2017).
 LARGEST = ((2_000, "micro"), (100_000, "tiny"), (1_000_000, "small"), (10_000_000, "base"), (math.inf, "big"))
-# The keys that `model.preset: auto` chooses, except for `training.max_steps`.
-AUTOMATIC = (
-    *(f"model.{key}" for key in (*SIZES, "dropout", "activation_dropout")),
-    "tokenizer.vocab_size",
-    *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
-    *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
-    *("training.planned_steps", "training.validation_pairs"),
-)
 
 
 class Device(NamedTuple):
@@ -60,10 +50,6 @@ GPU = Device(
     (*CPU.batch_rules, (0.019, 2 / 3)), 65_536, validation_share=0.1, validation_cost=4, validation_seconds=4
 )
 ENDLESS = 10**12  # larger limits on steps and epochs count as this one
-# Keys that mtrain may choose even if the config gives them as null.
-OPEN_IF_NULL = tuple(
-    f"training.{key}" for key in ("learning_rate", "warmup_steps", "max_steps", "planned_steps")
-)
 
 
 def assumed_speed(device_type: str, devices: int = 1) -> float:
@@ -75,19 +61,11 @@ def assumed_speed(device_type: str, devices: int = 1) -> float:
 class CorpusSize(NamedTuple):
     """The size of the training corpus and of the validation set, in pairs and in target tokens with EOS."""
 
-    pairs: int  # training pairs of an epoch, each counted at most once, whatever its `weight`
+    pairs: int  # distinct training pairs of an epoch, each counted at most once, whatever its `weight`
     tokens: int  # of these pairs
     epoch_tokens: int  # of all pairs of an epoch, including repetitions
     validation_tokens: int
     useful_share: float = 1.0  # of the epochs that are useful for a new model
-
-
-class Choice(NamedTuple):
-    """A value for a key of the config, such as `training.learning_rate`, and why it was chosen."""
-
-    key: str
-    value: int | float | str
-    reason: str
 
 
 class Limit(NamedTuple):
@@ -263,49 +241,3 @@ def dropout(epochs: float) -> float:
     Multi30k: 0.2 is better than 0.15 for 38 epochs, and 0.15 is better than 0.3 for 24.
     """
     return round(min(max(0.1 + 0.05 * math.log2(max(epochs, 1) / 10), 0.0), 0.3), 2)
-
-
-def choose_training(
-    size: CorpusSize, budget: Budget, limit: Limit, batch: int, steps: int, width: int, speed: float
-) -> list[Choice]:
-    """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
-
-    The run has `steps` steps of `batch` padded tokens, at `speed` target tokens/s.
-    """
-    tokens = limit.tokens
-    epochs = tokens / size.epoch_tokens
-    # A longer run ends early if validation does not improve, so warm-up and validations suit the useful part.
-    useful = min(tokens, useful_tokens(size))
-    useful_steps = max(1, round(steps * useful / tokens))
-    interval = math.ceil(useful_steps / budget.validations(useful, size, speed))
-    saved_every = min(interval, CHECKPOINT_STEPS)
-    choices = [
-        Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
-        Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
-        Choice("training.batch_tokens", batch, f"{useful / 1e6:.3g} million target tokens in all"),
-        Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
-        Choice("training.warmup_steps", warmup(useful_steps), f"{WARMUP:.0%} of {useful_steps:,} steps"),
-        Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
-        Choice("training.checkpoint_every", saved_every, "with each validation or more often"),
-    ]
-    if budget.by_clock:
-        reason = f"as many as {limit.what} allow; corrected by the clock"
-        choices.append(Choice("training.planned_steps", steps, reason))
-        most = max(steps, round(steps * useful_tokens(size) / tokens))
-        epochs = useful_epochs(size.pairs) * size.useful_share
-        choices.append(Choice("training.max_steps", most, f"{epochs:.0f} useful epochs"))
-        validated = budget.validation_tokens(size, speed)
-        if validated < size.validation_tokens:
-            pairs = round(validated * size.pairs / size.tokens)
-            choices.append(Choice("training.validation_pairs", pairs, "all of them would take too long"))
-    elif budget.minutes is not None:
-        choices.append(Choice("training.max_steps", steps, f"as many as {limit.what} allow"))
-    # If the time ends before the given max_steps, a cosine schedule would not reach zero.
-    if budget.unlimited or (limit.is_time and budget.steps is not None):
-        reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
-        choices.append(Choice("training.schedule", "inverse_sqrt", reason))
-        reason = "the learning rate does not end at zero"
-        choices.append(Choice("training.ema_decay", ema_decay(steps), reason))
-    else:
-        choices.append(Choice("training.schedule", "cosine", "the number of steps is known"))
-    return choices

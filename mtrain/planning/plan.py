@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from mtrain.config.recipe import Choice, assumed_speed
+from mtrain.config.choices import Choice
+from mtrain.config.recipe import assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import SIZES

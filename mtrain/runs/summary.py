@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from mtrain.checkpoint.model_card import read_card, stated_license
 from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
 from mtrain.checkpoint.state import Plan
+from mtrain.config.choices import Choice
 from mtrain.config.load import read_config, validate
-from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file

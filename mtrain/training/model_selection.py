@@ -27,30 +27,36 @@ log = logging.getLogger(__name__)
 
 MAX_FAILED_VALIDATIONS = 3  # in a row
 DECIMALS = {"bleu": 2, "chrf": 2, "nll": 3, "auc": 4}  # of the scores that are shown
-# Below this BLEU, a model that is learning may translate worse than an untrained model.
-LOW_BLEU = 1.0
+# Below this BLEU, differences are mostly noise: its relative standard error on 1,000 sentences is 7 to 35 %,
+# and that of chrF 2 % (docs/experiments/automatic-recipe.md, "Small corpora").
+LOW_BLEU = 5.0
 
 
-def is_better(scores: Mapping[str, float], best: Mapping[str, float], leading: str) -> bool:
+def is_better(
+    scores: Mapping[str, float], best: Mapping[str, float], leading: str, least_bleu: float = 0.0
+) -> bool:
     """Whether a validation is better than the `best` one so far, given the finite scores of both by name.
     `best` is empty if there is none.
 
     The `leading` metric decides, rounded unless it is the nll. Ties are broken by chrF, then the nll: weak
-    models have a BLEU of 0. A missing score is the worst; without the leading one, a validation never wins.
+    models have a BLEU of 0, and a BLEU below `least_bleu` counts as 0. A missing score is the worst; without
+    the leading one, a validation never wins.
     """
     if leading not in scores:
         return False
     names = [leading, "chrf", "nll"]
-    if len(best) == 1 and best.get(leading):
+    if len(best) == 1 and leading in best and _merit(best, leading, leading, least_bleu):
         names = [leading]  # an earlier version recorded only this score, so a tie does not win
-    ours, theirs = ([_merit(each, name, leading) for name in names] for each in (scores, best))
+    ours, theirs = ([_merit(each, name, leading, least_bleu) for name in names] for each in (scores, best))
     return not best or ours > theirs
 
 
-def _merit(scores: Mapping[str, float], name: str, leading: str) -> float:
+def _merit(scores: Mapping[str, float], name: str, leading: str, least_bleu: float) -> float:
     """A number that is higher for a better score."""
     if name not in scores:
         return -math.inf
+    if name == "bleu" and scores[name] < least_bleu:
+        return 0.0
     value = -scores[name] if name == "nll" else scores[name]
     return value if name == leading == "nll" else round(value, DECIMALS[name])
 
@@ -77,9 +83,12 @@ class ModelSelection:
         self.failures = 0  # in a row
         leading, reason = self.validator.leading_metric, self.validator.reason
         why = f": {reason}" if reason else ""
-        log.info("%s selects the best model%s", TITLES.get(leading, leading), why)
         configured = run.config.training.best_metric
         self.recorded_metric = leading if configured == "auto" else configured
+        self.least_bleu = LOW_BLEU if configured == "auto" else 0.0  # for `is_better`
+        if leading == "bleu" and self.least_bleu:
+            why = f"; chrF does while the BLEU is below {LOW_BLEU:g}"
+        log.info("%s selects the best model%s", TITLES.get(leading, leading), why)
         # Earlier versions recorded one score, with the sign of `_value_of`.
         if state.best_score is not None:
             state.best_scores.setdefault(self.recorded_metric, abs(state.best_score))
@@ -139,7 +148,8 @@ class ModelSelection:
         if not self.ranks.is_first:
             return
         initial, best = self.state.initial_scores, self.state.best_scores
-        if initial and best and not is_better(best, initial, self.validator.leading_metric):
+        leading = self.validator.leading_metric
+        if initial and best and not is_better(best, initial, leading, self.least_bleu):
             log.warning(
                 "no validation was better than the initial model, training.init_from; try a lower "
                 "training.learning_rate or a smaller training.validate_every"
@@ -215,7 +225,8 @@ class ModelSelection:
     def _compare(self, scores: Scores | ClassifierScores, model: AnyModel, saved: bool) -> TrainState:
         """The state after a validation. The weights can only be the best ones if they are `saved`."""
         state, compared = self.state, _comparable(scores)
-        improved = is_better(compared, state.best_scores, self.validator.leading_metric)
+        leading = self.validator.leading_metric
+        improved = is_better(compared, state.best_scores, leading, self.least_bleu)
         is_best = improved and saved
         layer = self.validator.alignment_layer(model) if is_best else None
         state.seconds += self.progress.elapsed()
@@ -232,7 +243,7 @@ class ModelSelection:
             outcome.validations_without_improvement += 1
         if is_best:
             outcome.best_step, outcome.best_alignment_layer = state.step, layer
-            outcome.best_metric = self.validator.leading_metric
+            outcome.best_metric = "chrf" if compared.get("bleu", LOW_BLEU) < self.least_bleu else leading
             outcome.best_score, outcome.best_scores = self._value_of(scores), compared
         return outcome
 

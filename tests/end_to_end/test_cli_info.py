@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 
 from mtrain.checkpoint.model_info import read_info, write_info
-from mtrain.config.recipe import Choice
+from mtrain.config.choices import Choice
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.setup.run_folder import record_choices
 from tests.support.cli import one_line

@@ -17,7 +17,7 @@ import typer.main
 from torch.distributed.run import get_args_parser
 
 from mtrain.cli.app import app
-from mtrain.config import fine_tuning_recipe, recipe
+from mtrain.config import choices, fine_tuning_recipe, recipe
 from mtrain.config.load import load_config
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS
@@ -100,7 +100,7 @@ def test_the_numbers_of_the_automatic_recipe_are_stated():
         f"{low} to {high} validations",
         f"{recipe.TOKENS_PER_PAIR} target tokens per pair",
         *(f"{speed:,.0f}" for speed in recipe.ASSUMED_SPEEDS.values()),
-        f"every {recipe.CHECKPOINT_STEPS:,} steps",
+        f"every {choices.CHECKPOINT_STEPS:,} steps",
     ]
     assert [phrase for phrase in stated if not re.search(rf"(?<![\d,]){re.escape(phrase)}", section)] == []
 

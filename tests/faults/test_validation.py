@@ -118,12 +118,12 @@ def test_30_a_failing_validation_is_retried_at_the_next_one(make_config, validat
 def test_30_three_failing_validations_in_a_row_end_the_run_after_saving(
     make_config, validations, error, kind
 ):
-    validations(with_bleu(1), error)
+    validations(with_bleu(10), error)
     config = make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 100})
     with pytest.raises(kind):
         fit_on_cpu(config)
     assert last_checkpoint(Path(config.run_dir)).name == "step-00000008"  # each step of validation is saved
-    validations(with_bleu(2))
+    validations(with_bleu(20))
     run = fit_on_cpu(make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 10}))
     assert validated_steps(run) == [2, 8, 10] and best_of(run) == "step-00000008"
 

@@ -118,8 +118,8 @@ class TrainingConfig(Section):
     best_metric: Literal["auto", "bleu", "chrf", "nll", "auc"] = Field(
         "auto",
         description="validation metric that selects the best model; auto: chrf if a target language is "
-        "written without spaces between words, otherwise bleu; chrF, then nll, break ties; auc: for pair "
-        "classifiers, and their default",
+        "written without spaces between words, otherwise bleu, but chrf while the BLEU is below 5; chrF, "
+        "then nll, break ties; auc: for pair classifiers, and their default",
     )
     patience: PositiveInt | None = Field(
         10, description="validations without improvement after which training ends; null: never"

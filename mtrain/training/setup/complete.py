@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mtrain.config import fine_tuning_recipe, recipe
+from mtrain.config.choices import OPEN_IF_NULL, Choice, choose_training
 from mtrain.config.load import validate
-from mtrain.config.recipe import ENDLESS, Budget, Choice, CorpusSize
+from mtrain.config.recipe import ENDLESS, Budget, CorpusSize
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.data.epochs.batching import BatchPlan, Division
@@ -107,7 +108,7 @@ def make_workload(
         return lengths.plan(batch_tokens, max(batch_tokens, config.longest_sequence))
 
     def size() -> CorpusSize:
-        shares = np.minimum(lengths.weights, 1)
+        shares = np.minimum(lengths.weights, 1) * lengths.distinct
         pairs = float(shares.sum())
         tokens = float((lengths.target * shares).sum())
         validated = min(lengths.validation_pairs, config.training.validation_pairs or ENDLESS)
@@ -160,7 +161,7 @@ def _is_given(config: Config, key: str) -> bool:
     values = getattr(config, section)
     if key == "training.ema_decay" and "average_checkpoints" in config.training.model_fields_set:
         return True
-    if key in recipe.OPEN_IF_NULL and getattr(values, name) is None:
+    if key in OPEN_IF_NULL and getattr(values, name) is None:
         return False
     return key != "model.preset" and name in values.model_fields_set
 
@@ -185,7 +186,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    choices = recipe.choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
+    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
     if is_fine_tuning:
         choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
     return [*presets, *choices]

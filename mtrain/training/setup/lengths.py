@@ -24,6 +24,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 
 CHARACTERS_PER_TOKEN = 4.0  # assumed before there is a tokenizer
 _SAMPLED = 20_000  # pairs of text that are segmented, at most
+_COMPARED = 100_000  # pairs among which duplicates are counted, at most
 _PLANNED = 1_000_000  # the sample is repeated up to this number of pairs, so that large batches are full
 
 Lengths = npt.NDArray[np.integer]
@@ -41,11 +42,14 @@ class TrainingLengths:
     validation_pairs: int
     key: tuple[int, ...]  # of the plan of the batches, the seed first
     origin: str  # for messages
+    distinct: float = 1.0  # the share of pairs that do not repeat an earlier one; at least, if there are many
 
     @classmethod
     def of_data(cls, data: PreparedData, config: Config, origin: str = "encoded pairs") -> "TrainingLengths":
         """The lengths of the encoded pairs in one window. With stages, an epoch is an average one."""
         window, share = data.train.of_average_epoch(config.training.max_epochs)
+        compared = np.arange(min(len(window), _COMPARED))
+        which = np.stack([side.distinct()[1] for side in window.fetch(compared)], axis=1)
         return cls(
             source=window.source_lengths,
             target=window.target_lengths,
@@ -55,6 +59,7 @@ class TrainingLengths:
             validation_pairs=len(data.validation),
             key=(config.seed, *data.train.key(0, 0)),
             origin=origin,
+            distinct=len(np.unique(which, axis=0)) / len(which),
         )
 
     @classmethod
@@ -84,6 +89,7 @@ class TrainingLengths:
         origin = f"{len(sample):,} of {pairs:,} pairs segmented"
         if tokenizer is None:
             origin = f"estimated at {CHARACTERS_PER_TOKEN:g} characters per token"
+        compared = [*islice(text.pairs(), _COMPARED)]
         copies = max(1, min(pairs, _PLANNED) // len(sample))
         return cls(
             source=np.tile(source[kept], copies),
@@ -94,6 +100,7 @@ class TrainingLengths:
             validation_pairs=len(held_out) or _count_validation(config.data),
             key=(config.seed, 0),
             origin=origin,
+            distinct=len(set(compared)) / len(compared),
         )
 
     def of_examples(self, model: Architecture) -> "TrainingLengths":

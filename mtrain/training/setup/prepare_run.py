@@ -10,8 +10,8 @@ from typing import NamedTuple
 from mtrain.checkpoint.checkpoint import Checkpoint
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.state import TrainState
+from mtrain.config.choices import Choice
 from mtrain.config.load import validate
-from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.epochs.batching import batch_order
 from mtrain.data.prepare import PreparedData, make_scanner, open_data, prepare_data

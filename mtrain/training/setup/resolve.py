@@ -21,6 +21,7 @@ from mtrain.checkpoint.model_folder import (
     tokenizer_folder,
 )
 from mtrain.config import recipe
+from mtrain.config.choices import AUTOMATIC, OPEN_IF_NULL
 from mtrain.config.fine_tuning_recipe import DROPOUT_KEYS
 from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
@@ -112,7 +113,7 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
     elif config.tokenizer.path is not None:
         inherited["tokenizer"] = values["tokenizer"]
     if config.model.preset == "auto":
-        for section, key in (name.split(".") for name in recipe.AUTOMATIC):
+        for section, key in (name.split(".") for name in AUTOMATIC):
             inherited.setdefault(section, {})[key] = values[section][key]
         if config.training.max_minutes is None:
             inherited["training"]["planned_steps"] = None
@@ -200,7 +201,7 @@ def _inherit(config: Config, inherited: Values) -> Config:
     given = config.model_dump(mode="json", exclude_unset=True)
     if config.model.preset == "auto" and "model" in inherited:
         del given["model"]["preset"]
-    for section, key in (name.split(".") for name in recipe.OPEN_IF_NULL):
+    for section, key in (name.split(".") for name in OPEN_IF_NULL):
         if given.get(section, {}).get(key, "") is None:
             del given[section][key]
     sections = {section: {**values, **given.get(section, {})} for section, values in inherited.items()}

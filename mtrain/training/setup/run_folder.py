@@ -12,7 +12,7 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import RUN_HEADER, describe_ancestor, has_run_config
-from mtrain.config.recipe import Choice
+from mtrain.config.choices import Choice
 from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig

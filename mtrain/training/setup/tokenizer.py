@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
-from mtrain.config.recipe import Choice
+from mtrain.config.choices import Choice
 from mtrain.config.schema import Config
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml

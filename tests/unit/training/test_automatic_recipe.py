@@ -16,7 +16,7 @@ import yaml
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mtrain.config.recipe import AUTOMATIC
+from mtrain.config.choices import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS, SIZES
@@ -33,6 +33,8 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
 from mtrain.training.setup import complete as complete_config
 from mtrain.training.setup import timing
+from mtrain.training.setup.complete import make_workload
+from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.prepare_run import prepare_run
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.tokenizer import tokenize
@@ -57,6 +59,21 @@ def test_the_vocabulary_size_follows_the_budget(make_config, tmp_path):
     for training, vocab_size in budgets:
         made = automatic(config, **(training or {"patience": 3}))
         assert resolve_config(made).config.tokenizer.vocab_size == vocab_size
+
+
+def test_duplicates_count_once(make_config, corpus, tmp_path):
+    """Each of the eight pairs twice, and two of them once more."""
+    for side in ("en", "de"):
+        lines = (corpus / f"train.{side}").read_text().splitlines(keepends=True)
+        (tmp_path / f"train.{side}").write_text("".join([*lines, *lines, *lines[:2]]))
+    train = {"source": str(tmp_path / "train.en"), "target": str(tmp_path / "train.de")}
+    config = make_config(data={"train": train})
+    run = prepare_run(config)
+    encoded = TrainingLengths.of_data(run.data, config)
+    text = TrainingLengths.of_text(config, CorpusScanner(RawFiles(config.data), seed=1), run.tokenizer)
+    for lengths in (encoded, text):
+        size = make_workload(config, lengths, float, 1e4, on_cpu=True).size()
+        assert size.pairs == 8 and size.tokens == round(size.epoch_tokens * 8 / 18)
 
 
 def automatic(config: Config, **training: Any) -> Config:

@@ -9,8 +9,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mtrain.config.choices import AUTOMATIC, OPEN_IF_NULL
 from mtrain.config.load import validate
-from mtrain.config.recipe import AUTOMATIC, GPU, OPEN_IF_NULL, CorpusSize, assumed_speed
+from mtrain.config.recipe import GPU, CorpusSize, assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES
 from mtrain.config.sections.training import TrainingConfig
@@ -369,6 +370,22 @@ def test_repeated_pairs_are_not_new_ones():
     plans = [choose_values(config(), workload(size))[0] for size in (once, often)]
     assert plans[0].model.d_model == plans[1].model.d_model
     assert plans[0].training.batch_tokens == plans[1].training.batch_tokens
+    assert plans[0].model.dropout == plans[1].model.dropout
+
+
+@pytest.mark.parametrize(
+    ("pairs", "given", "expected"),
+    [
+        (99_999, {}, (1.2, 6)),
+        (100_000, {}, (1.0, 0)),
+        (99_999, {"length_penalty": 0.8, "beam_size": 5}, (0.8, 6)),
+        (99_999, {"no_repeat_ngram": 0}, (1.2, 0)),
+    ],
+)
+def test_models_of_small_corpora_translate_at_length_and_without_repetitions(pairs, given, expected):
+    size = CorpusSize(pairs, 15 * pairs, 15 * pairs, 15_000)
+    decoding = choose_values(config(decoding=given), workload(size))[0].decoding
+    assert (decoding.length_penalty, decoding.no_repeat_ngram) == expected
 
 
 INITIAL = {**PRESETS["tiny"], "preset": "auto"}  # as `resolve_config` returns it
