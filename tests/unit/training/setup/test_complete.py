@@ -388,6 +388,11 @@ def test_models_of_small_corpora_translate_at_length_and_without_repetitions(pai
     assert (decoding.length_penalty, decoding.no_repeat_ngram) == expected
 
 
+def test_decoding_on_a_gpu_stays_fast():
+    decoding = choose_values(config(), workload()._replace(device=GPU))[0].decoding
+    assert (decoding.length_penalty, decoding.no_repeat_ngram) == (1.2, 0)
+
+
 INITIAL = {**PRESETS["tiny"], "preset": "auto"}  # as `resolve_config` returns it
 
 
