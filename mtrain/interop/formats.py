@@ -21,8 +21,8 @@ def unsupported_reason(model: Architecture, format: Format) -> str | None:
         return None
     if model.norm != "post":
         return "model.norm must be post"
-    if model.positions != "sinusoidal":
-        return "model.positions must be sinusoidal"
+    if model.positions != "sinusoidal" or model.first_position:
+        return "model.positions must be sinusoidal" + (" and start at 0" if model.first_position else "")
     return "model.activation must not be swiglu" if model.activation == "swiglu" else None
 
 
