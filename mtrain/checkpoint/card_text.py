@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mtrain.checkpoint.model_info import Ancestor, Description, Origin
 from mtrain.config.languages import Direction, base_language
+from mtrain.config.schema import ModelFolderConfig
 from mtrain.duration import format_duration
 from mtrain.templates import load_templates
 
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _HOME = "https://github.com/mtrain/mtrain"
-LIBRARIES = {"marian": "transformers", "ctranslate2": "ctranslate2"}  # that load exported models
+LIBRARIES = {  # that load exported models, with their titles
+    "marian": ("transformers", "Hugging Face Transformers"),
+    "pegasus": ("transformers", "Hugging Face Transformers"),
+    "ctranslate2": ("ctranslate2", "CTranslate2"),
+    "argos": ("argostranslate", "Argos Translate"),
+}
 
 
 def model_card(model: Description) -> str:
@@ -27,6 +33,7 @@ def model_card(model: Description) -> str:
         vocabulary=vocabulary_size(model),
         origin=describe_origin(model.info.origin, code=True),
         usage=model_usage(model),
+        exported_to=LIBRARIES[model.info.export.format][1] if model.info.export else "",
         roots=_roots(model.info.origin),
     )
 
@@ -35,7 +42,7 @@ def _metadata(model: Description) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     config, info = model.config, model.info
-    library = LIBRARIES[info.export.format] if info.export else "mtrain"
+    library = LIBRARIES[info.export.format][0] if info.export else "mtrain"
     codes = map(base_language, (config.source_lang, *config.target_languages))
     # An exported model may translate differently from the one that was scored.
     may_differ = info.export is not None and (info.export.changed or info.export.quantization)
@@ -113,7 +120,13 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
-    return _render("usage.md", model, is_joint=(model.folder / "joint.model").exists())
+    is_joint = (model.folder / "joint.model").exists()
+    return _render("usage.md", model, is_joint=is_joint, package=argos_package(model.config))
+
+
+def argos_package(config: ModelFolderConfig) -> str:
+    """The name of a package for Argos Translate, without the extension."""
+    return f"translate-{base_language(config.source_lang)}_{base_language(config.target_lang)}"
 
 
 def _render(template: str, model: Description, **facts: object) -> str:
@@ -140,6 +153,7 @@ def _templates() -> "Environment":
         inline=_inline,
         code=_code,
         one_line=_one_line,
+        language=base_language,
         number=_number,
         duration=format_duration,
     )

@@ -100,6 +100,7 @@ class ExportInfo(_Part):
     """What a model was exported to. Its folder has no config.yaml."""
 
     format: Format
+    folder: Text | None = None  # its name
     quantization: Text | None = None
     parameters: Total
     config: ModelFolderConfig

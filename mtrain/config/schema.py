@@ -16,7 +16,7 @@ from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.sections.training import TrainingConfig
 
-Format = Literal["marian", "ctranslate2"]
+Format = Literal["transformers", "marian", "pegasus", "ctranslate2", "argos"]
 
 
 class ExportConfig(Section):
@@ -24,7 +24,8 @@ class ExportConfig(Section):
 
     require: list[Format] = Field(
         [],
-        description="formats that must be possible; `fit` fails at startup if the architecture rules one out",
+        description="formats that must be possible; `fit` fails at startup if the model rules one out; "
+        "transformers: `marian` or `pegasus`, whichever the model is",
     )
 
 

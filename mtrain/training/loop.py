@@ -236,7 +236,7 @@ def _log_setup(trainer: Trainer, window: Window, windows: int) -> None:
     log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
     if not architecture.is_classifier:
         level = logging.INFO if trainer.config.export.require else logging.DEBUG
-        log.log(level, "exports: %s", describe_exports(architecture))
+        log.log(level, "exports: %s", describe_exports(trainer.config))
     steps = f"{window.steps_in_epoch} steps"
     if windows > 1:
         steps = f"about {steps} in {windows} windows"
