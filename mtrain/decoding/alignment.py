@@ -12,9 +12,10 @@ FloatMatrix = npt.NDArray[np.floating]
 
 
 def words_at(text: str, positions: Sequence[int]) -> list[int]:
-    """The index of the word at or after each position of a text, or of the last word; -1 without words."""
+    """The index of the word at or after each position of a text, or of the last word; -1 without words, and
+    for the position -1."""
     ends = [word.end() for word in re.finditer(r"\S+", text)]
-    return [min(bisect_right(ends, position), len(ends) - 1) for position in positions]
+    return [-1 if i < 0 else min(bisect_right(ends, i), len(ends) - 1) for i in positions]
 
 
 def align(attention: FloatMatrix, source: Sequence[int], target: Sequence[int]) -> Alignment:

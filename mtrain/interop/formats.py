@@ -37,7 +37,9 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
     if format == "marian":
         if model.norm != "post":
             return "model.norm must be post"
-        return None if model.positions == "sinusoidal" else "model.positions must be sinusoidal"
+        if model.positions != "sinusoidal" or model.first_position:
+            return "model.positions must be sinusoidal" + (" and start at 0" * bool(model.first_position))
+        return None
     if model.norm != "pre":
         return "model.norm must be pre"
     if model.positions == "rotary":
