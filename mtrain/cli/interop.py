@@ -33,7 +33,7 @@ def import_(
         mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
         mtrain import facebook/nllb-200-distilled-600M models/nllb
     """
-    from mtrain.interop.marian import import_model
+    from mtrain.interop.import_model import import_model
 
     has_codes = import_model(source, out, options.overrides(set_))
     command = f"mtrain translate {shlex.quote(str(out))}{' --from en --to de' if has_codes else ''} 'Hello.'"

@@ -8,6 +8,7 @@ import base64
 import binascii
 import json
 import shutil
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +38,8 @@ class ImportedTokenizer(NamedTuple):
     """A tokenizer, and what else the files of the original one say."""
 
     tokenizer: Tokenizer
-    is_nllb: bool
-    unused: list[int]  # ids that stand for nothing: made-up words, which round the size of the vocabulary up
+    is_nllb: bool = False
+    unused: Sequence[int] = ()  # ids without text: made-up words, which round the size of the vocabulary up
 
 
 def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:

@@ -43,9 +43,12 @@ def write_nllb_tokenizer(folder: Path, new: bool, **names: Any) -> int:
     (folder / "sentencepiece.bpe.model").write_bytes(spm())
     listed = {"additional_special_tokens": CODES}
     (folder / "special_tokens_map.json").write_text(json.dumps(listed))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "NllbTokenizer", **names}))
+    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
+    added = {i: {"content": token, **plain} for i, token in enumerate([*CODES, "<mask>"], 301)}
+    names |= {"tokenizer_class": "NllbTokenizer", "added_tokens_decoder": added, **listed}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
     if new:
-        tokenizer = transformers().NllbTokenizer.from_pretrained(folder, extra_special_tokens=CODES, **names)
+        tokenizer = transformers().NllbTokenizer.from_pretrained(folder)
         for file in folder.iterdir():
             file.unlink()
         tokenizer.save_pretrained(folder)
@@ -53,8 +56,8 @@ def write_nllb_tokenizer(folder: Path, new: bool, **names: Any) -> int:
 
 
 def write_m2m_tokenizer(folder: Path) -> int:
-    """Write the files of an M2M100Tokenizer, whose ids are not in the order of SentencePiece's, and which lacks
-    some of its pieces. Returns the size of the vocabulary."""
+    """Write the files of an M2M100Tokenizer, whose ids have another order than SentencePiece's, and which
+    lacks some of its pieces. Returns the size of the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sentencepiece.bpe.model").write_bytes(spm())
     processor = sentencepiece.SentencePieceProcessor(model_proto=spm())

@@ -17,7 +17,7 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import read_info, write_info
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
-from mtrain.interop.marian import import_model
+from mtrain.interop.import_model import import_model
 from mtrain.runs.results import score_test_sets
 from mtrain.storage.generated import is_unedited
 from tests.support.marian import make

@@ -26,7 +26,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop import export, verify
 from mtrain.interop.export import export_model
-from mtrain.interop.marian import import_model
+from mtrain.interop.import_model import import_model
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import write_folder, write_text
 from mtrain.storage.manifest import write_manifest

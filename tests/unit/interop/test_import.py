@@ -19,7 +19,7 @@ from mtrain.config.schema import Config
 from mtrain.data.preparing.check_report import check_data
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
-from mtrain.interop.marian import import_model
+from mtrain.interop.import_model import import_model
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.vocabulary import Vocabulary
 from mtrain.training.fit import fit

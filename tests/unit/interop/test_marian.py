@@ -10,7 +10,7 @@ from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.decoding.search.forced import forced_log_probs
 from mtrain.decoding.search.search import search
 from mtrain.interop.export import export_model
-from mtrain.interop.marian import import_model
+from mtrain.interop.import_model import import_model
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.marian import (
     AWKWARD,
