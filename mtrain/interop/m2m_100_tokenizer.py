@@ -65,8 +65,9 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     if not codes:
         cure = "tokenizer.json or special_tokens_map.json must list them"
         raise ModelError(f"{folder}: the tokenizer has no codes of languages; {cure}")
-    if not isinstance(size, int) or not all(isinstance(i, int) and 0 <= i < size for i in ids.values()):
-        raise ModelError(f"{folder}: the tokenizer has ids outside of the vocabulary, of {size} entries")
+    valid = isinstance(size, int) and all(type(i) is int and 0 <= i < size for i in ids.values())
+    if not valid or len({*ids.values()}) < len(ids):
+        raise ModelError(f"{folder}: the ids of the tokenizer are not distinct ids of {size} entries")
     unused = sorted({*range(size)} - {*ids.values()})
     unused += [i for token, i in ids.items() if token.startswith("madeupword")]
     ids |= {f"madeupword{number:04d}": i for number, i in enumerate(unused)}

@@ -41,10 +41,11 @@ def write_nllb_tokenizer(folder: Path, new: bool, **names: Any) -> int:
     Returns the size of the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sentencepiece.bpe.model").write_bytes(spm())
+    first = len(sentencepiece.SentencePieceProcessor(model_proto=spm())) + 1  # id of a code
     listed = {"additional_special_tokens": CODES}
     (folder / "special_tokens_map.json").write_text(json.dumps(listed))
     plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
-    added = {i: {"content": token, **plain} for i, token in enumerate([*CODES, "<mask>"], 301)}
+    added = {i: {"content": token, **plain} for i, token in enumerate([*CODES, "<mask>"], first)}
     names |= {"tokenizer_class": "NllbTokenizer", "added_tokens_decoder": added, **listed}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     if new:
@@ -52,7 +53,7 @@ def write_nllb_tokenizer(folder: Path, new: bool, **names: Any) -> int:
         for file in folder.iterdir():
             file.unlink()
         tokenizer.save_pretrained(folder)
-    return 1 + 300 + len(CODES) + 3  # and <mask>, and two made-up words
+    return first + len(CODES) + 3  # with <mask> and two made-up words
 
 
 def write_m2m_tokenizer(folder: Path) -> int:
