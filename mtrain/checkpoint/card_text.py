@@ -25,7 +25,8 @@ LIBRARIES = {  # that load exported models, with their titles
 
 
 def model_card(model: Description) -> str:
-    """The card of a model, in Markdown. Its license is not stated, because it is not known."""
+    """The card of a model, in Markdown. It states the license of the models that the model was imported from
+    or descends from, if they have one license; that of other models is not known."""
     return _render(
         "card.md",
         model,
@@ -63,7 +64,9 @@ def _metadata(model: Description) -> str:
         for score in scores
     ]
     corpora = chain(info.data.train, info.data.validation) if info.data else ()
+    licenses = _unique(_licenses(info.origin)) or []
     data = ModelCardData(
+        license=licenses[0] if len(licenses) == 1 else None,
         language=_unique(code for code in codes if re.fullmatch("[a-z]{2,3}", code) and code != "und"),
         library_name=library,
         pipeline_tag=task,
@@ -80,6 +83,14 @@ def _metadata(model: Description) -> str:
 def _unique(values: Iterable[str]) -> list[str] | None:
     """The values without repetitions; None instead of an empty list."""
     return list(dict.fromkeys(values)) or None
+
+
+def _licenses(origin: Origin | None) -> Iterator[str]:
+    """The licenses of a model and of the models that it descends from."""
+    if origin is not None:
+        yield from filter(None, [origin.license])
+        for ancestor in origin.ancestors:
+            yield from _licenses(ancestor.origin)
 
 
 def _identifier(name: str) -> str:
@@ -120,8 +131,13 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
+    facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
+    if codes := model.config.languages:
+        source, target = codes[0], codes[-1]
+        facts["languages"] = f" --from {source} --to {target}"
+        facts["between"] = f'.between("{source}", "{target}")'
     is_joint = (model.folder / "joint.model").exists()
-    return _render("usage.md", model, is_joint=is_joint, package=argos_package(model.config))
+    return _render("usage.md", model, is_joint=is_joint, package=argos_package(model.config), **facts)
 
 
 def argos_package(config: ModelFolderConfig) -> str:

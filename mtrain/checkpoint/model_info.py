@@ -94,6 +94,7 @@ class Origin(_Part):
 
     kind: Literal["trained", "imported", "averaged"]
     ancestors: list[Ancestor] = []  # of a trained model: the one that training started from
+    license: Text | None = None  # of an imported model
 
 
 class ExportInfo(_Part):

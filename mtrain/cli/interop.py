@@ -16,22 +16,28 @@ Quantization = Literal["int8", "int8_float32", "float16", "bfloat16"]
 
 def import_(
     source: Annotated[
-        str, Argument(metavar="SOURCE", help="MarianMT model: a folder, or a name on the Hugging Face Hub.")
+        str,
+        Argument(
+            metavar="SOURCE",
+            help="MarianMT, M2M-100 or NLLB-200 model: a folder, or a name on the Hugging Face Hub.",
+        ),
     ],
     out: Annotated[Path, Argument(metavar="MODEL", help="Model folder to create.")],
     set_: options.Set = None,
 ) -> None:
-    """Import a MarianMT model from Hugging Face.
+    """Import a MarianMT, M2M-100 or NLLB-200 model from Hugging Face.
 
     Converts it to a model folder, which you can translate with or fine-tune.
 
     Examples:
         mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
+        mtrain import facebook/nllb-200-distilled-600M models/nllb
     """
-    from mtrain.interop.marian import import_marian
+    from mtrain.interop.import_model import import_model
 
-    import_marian(source, out, options.overrides(set_))
-    terminal.suggest("model saved; next", f"mtrain translate {shlex.quote(str(out))} 'Hello.'")
+    has_codes = import_model(source, out, options.overrides(set_))
+    command = f"mtrain translate {shlex.quote(str(out))}{' --from en --to de' if has_codes else ''} 'Hello.'"
+    terminal.suggest("model saved; next", command)
 
 
 def export(

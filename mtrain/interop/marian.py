@@ -1,33 +1,20 @@
-"""Import from Hugging Face Transformers: MarianMTModel (Junczys-Dowmunt et al., "Marian", ACL 2018), and
-PegasusForConditionalGeneration as `mtrain export` writes it."""
+"""Import of tokenizers and architectures from Hugging Face Transformers: MarianMTModel (Junczys-Dowmunt et
+al., "Marian", ACL 2018), PegasusForConditionalGeneration as `mtrain export` writes it, and
+M2M100ForConditionalGeneration, whose tokenizer is in another module."""
 
-import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from mtrain.checkpoint.model_card import write_card
-from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
-from mtrain.config.load import override, validate
-from mtrain.config.schema import ModelFolderConfig
+from mtrain.config.load import validate
 from mtrain.config.sections.model import ModelConfig
-from mtrain.config.yaml_io import to_yaml
-from mtrain.decoding.search.constraints import check_forbidden_ids
-from mtrain.errors import ModelError, UsageError
-from mtrain.interop.generation_config import decoding_from_generation
-from mtrain.interop.huggingface import read_object, read_weights, source_folder
-from mtrain.interop.marian_tensors import from_transformers, positions_in, starts_like, without_last_token
-from mtrain.paths import path_of
+from mtrain.errors import ModelError
+from mtrain.interop.marian_tensors import starts_like
 from mtrain.regular_files import read_file
-from mtrain.storage.atomic import require_new_folder, write_new_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
-
-log = logging.getLogger(__name__)
 
 EQUIVALENT = {  # keys of config.json and ModelConfig
     "d_model": "d_model",
@@ -56,78 +43,11 @@ FIXED: dict[str, dict[str, bool]] = {
         "static_position_embeddings": True,
     },
     "pegasus": {"scale_embedding": True, "normalize_before": True, "normalize_embedding": False},
+    "m2m_100": {"scale_embedding": True},
 }
 PEGASUS_TOKENIZER = (
     "sentencepiece.bpe.model"  # the SentencePiece model; Marian's are source.spm and target.spm
 )
-
-
-def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
-    """Create a model folder from a MarianMTModel in a folder or on the Hugging Face Hub, or from an exported
-    PegasusForConditionalGeneration.
-
-    `overrides` set `decoding.*`, `source_lang` and `target_lang`. Raises ModelError if something
-    is missing, damaged or unsupported, and UsageError if `out` exists.
-    """
-    require_new_folder(out)
-    folder = source_folder(source)
-    config = read_object(folder / "config.json")
-    if (kind := config.get("model_type")) not in FIXED:
-        raise ModelError(
-            f"{folder}: neither a MarianMT nor a Pegasus model; model_type in config.json is {kind!r}"
-        )
-
-    def fill(temporary: Path) -> None:
-        names = read_object(folder / "tokenizer_config.json", optional=True)
-        separate = bool(names.get("separate_vocabs"))
-        file, theirs = read_weights(folder)
-        tokenizer = _take_tokenizer(folder, temporary / "tokenizer", config, separate, theirs)
-        sizes = config
-        if tokenizer.source.ids is None and config.get("vocab_size") == len(tokenizer.source) + 1:
-            theirs = without_last_token(theirs)
-            sizes = config | dict.fromkeys(("vocab_size", "decoder_vocab_size"), len(tokenizer.source))
-            sizes["decoder_start_token_id"] = tokenizer.special.bos
-        model = _model_config(sizes, tokenizer)
-        if kind == "pegasus":
-            model = model.model_copy(update={"positions": positions_in(theirs, model)})
-        tensors, model = from_transformers(theirs, config, model, file)
-        limit, positions = names.get("model_max_length"), model.max_positions
-        raw = {
-            "source_lang": names.get("source_lang") or "und",
-            "target_lang": names.get("target_lang") or "und",
-            "language_tags": names.get("language_tags") or "none",
-            "max_length": min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions,
-            "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
-            "model": model.model_dump(mode="json"),
-            "decoding": _decoding(folder, config, model),
-        }
-        settled = validate(ModelFolderConfig, raw, source, ModelError)
-        if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
-            raise ModelError(f"generation settings: bad_words_ids: {highest} is not a token id of this model")
-        changed = _with_overrides(settled, overrides)
-        if "und" in (changed.source_lang, changed.target_lang):
-            advice = "set them with --set source_lang=... --set target_lang=..."
-            log.warning("%s: unknown languages; %s", folder, advice)
-        write_text(temporary / "config.yaml", to_yaml(changed))
-        save_file(tensors, temporary / "model.safetensors")
-        on_hub = not path_of(source).exists()
-        original = Ancestor(name=source, hub=True) if on_hub else describe_ancestor(folder)
-        write_info(temporary, new_info(name_of(out), Origin(kind="imported", ancestors=[original])))
-        write_card(temporary)
-
-    write_new_folder(out, fill)
-
-
-def _with_overrides(config: ModelFolderConfig, overrides: Sequence[str]) -> ModelFolderConfig:
-    """The config with other decoding settings and languages."""
-    raw = config.model_dump(mode="json")
-    for assignment in overrides:
-        if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
-            raise UsageError(f"--set {assignment}: only decoding.*, source_lang and target_lang can be set")
-        raw = override(raw, assignment)
-    changed = validate(ModelFolderConfig, raw, "--set")
-    check_forbidden_ids(changed.decoding, changed.model.target_vocab_size)
-    return changed
 
 
 def mappings_of(separate: bool) -> dict[str, str]:
@@ -135,7 +55,7 @@ def mappings_of(separate: bool) -> dict[str, str]:
     return {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
 
 
-def _take_tokenizer(
+def take_marian_tokenizer(
     folder: Path, into: Path, config: dict[str, Any], separate: bool, theirs: dict[str, Tensor]
 ) -> Tokenizer:
     """Copy the SentencePiece models, and the mapping of tokens to ids unless mtrain exported the folder."""
@@ -184,9 +104,10 @@ def with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
     return {piece: i for i, piece in enumerate(pieces)}
 
 
-def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
+def architecture(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     """The architecture of a config, with sinusoidal positions: those of Pegasus are in the weights. Raises
     ModelError if it is unsupported."""
+    kind = config["model_type"]
 
     def given(key: str) -> Any:
         value = config.get(key)
@@ -194,7 +115,7 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
             raise ModelError(f"config.json: {key} is missing")
         return _DEFAULTS[key] if value is None else value
 
-    for key, ours in FIXED[config["model_type"]].items():
+    for key, ours in FIXED[kind].items():
         value = config.get(key, key != "scale_embedding" and ours)
         if value is not ours:
             raise ModelError(f"config.json: unsupported: {key}: {value!r}; must be {ours}")
@@ -216,8 +137,9 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     raw |= special.options() | {
         "target_vocab_size": config.get("decoder_vocab_size") or raw["source_vocab_size"],
         "activation": _ACTIVATIONS[activation],
-        "norm": "pre" if config["model_type"] == "pegasus" else "post",
-        "positions": "sinusoidal",
+        "norm": "post" if kind == "marian" else "pre",
+        "positions": "sinusoidal_marian" if kind == "m2m_100" else "sinusoidal",
+        "first_position": special.pad + 1 if kind == "m2m_100" else 0,
         "tie_embeddings": ("all" if shared else "decoder") if tied else "none",
         "output_bias": True,
     }
@@ -227,14 +149,3 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     if sizes != pieces or (shared and sizes[0] != sizes[1]):
         raise ModelError(f"config.json: vocabulary sizes are {sizes}, but the vocabulary files have {pieces}")
     return model
-
-
-def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """The raw `decoding` section, from generation_config.json or, for older models, from config.json."""
-    generation = read_object(folder / "generation_config.json", optional=True)
-    if not generation:
-        generation = {"forced_eos_token_id": model.eos_id, **config}
-    starts = generation.get("decoder_start_token_id")
-    if starts not in (None, config["decoder_start_token_id"]):
-        raise ModelError(f"generation settings: decoder_start_token_id is {starts!r}; config.json differs")
-    return decoding_from_generation(generation, model.eos_id, model.max_positions)

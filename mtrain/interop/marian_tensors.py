@@ -150,6 +150,10 @@ def from_transformers(
     theirs = dict(theirs)
     if model.positions != "learned":
         for name in _POSITIONS.values():
+            theirs.pop(name.replace("embed_positions.weight", "version"), None)  # of old files of fairseq
+            # M2M-100's table, in old files, begins with the position 0.
+            if (table := theirs.pop(f"{name}s", None)) is not None:
+                theirs[name] = table[model.first_position :]
             if (table := theirs.pop(name, None)) is not None and not _are_sinusoidal(table, model):
                 raise ModelError(f"{file}: {name}: unsupported: positional encodings that are not sinusoidal")
     _tie(theirs, config, file)
@@ -170,9 +174,9 @@ def from_transformers(
                 raise ModelError(f"{file}: missing tensor {name}")
             if (found := list(theirs[name].shape)) != shape:
                 raise ModelError(f"{file}: {name} has the shape {found}; config.json requires {shape}")
-            if not theirs[name].isfinite().all():
+            if not torch.stack(theirs[name].aminmax()).isfinite().all():  # without a mask in memory
                 raise ModelError(f"{file}: {name} contains NaN or infinity")
-        joined = torch.cat([theirs[name] for name in names])
+        joined = torch.cat([theirs[name] for name in names]) if len(names) > 1 else theirs[names[0]]
         ours[ours_name] = joined.float().reshape(own[ours_name].shape)
     return ours, model
 
@@ -195,7 +199,7 @@ def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
 def positions_in(theirs: dict[str, Tensor], model: ModelConfig) -> Positions:
     """Which positions the tables in the weights of a PegasusForConditionalGeneration contain."""
     tables = [theirs[name] for name in _POSITIONS.values() if name in theirs]
-    for kind in ("sinusoidal", "sinusoidal_interleaved"):
+    for kind in ("sinusoidal", "sinusoidal_interleaved", "sinusoidal_marian"):
         if all(_are_sinusoidal(table, model.model_copy(update={"positions": kind})) for table in tables):
             return kind
     return "learned"
@@ -205,6 +209,8 @@ def _are_sinusoidal(table: Tensor, model: ModelConfig) -> bool:
     """Whether a table of positions contains the sinusoidal ones of a model."""
     if table.dim() != 2 or not len(table) or table.size(1) != model.d_model:
         return False
-    expected = sinusoidal_positions(len(table), model.d_model, model.positions == "sinusoidal_interleaved")
+    kind, width = model.positions, model.d_model
+    interleaved, marian = kind == "sinusoidal_interleaved", kind == "sinusoidal_marian"
+    expected = sinusoidal_positions(len(table), width, interleaved, marian, model.first_position)
     # fp16 rounds them by up to 2 ** -12.
     return bool((table.float() - expected).abs().max() <= 1e-3)

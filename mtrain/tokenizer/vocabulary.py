@@ -44,7 +44,7 @@ class Vocabulary:
     def __init__(self, file: Path, mapping: Path | None = None, languages: Path | None = None):
         """Load a `.model` file, and the JSON files of a mapping and of languages. Raises ModelError if one is
         malformed."""
-        self.processor, pieces = _load(file)
+        self.processor, pieces = load_model_file(file)
         self.threads = -1  # that encode; -1: one for each core
         self.ids: dict[str, int] | None = None
         self.codes: dict[str, int] = {}  # of languages
@@ -224,8 +224,8 @@ def pattern_of(symbols: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 
-def _load(file: Path) -> tuple[SentencePieceProcessor, list[str]]:
-    """A SentencePiece model, and its pieces."""
+def load_model_file(file: Path) -> tuple[SentencePieceProcessor, list[str]]:
+    """A SentencePiece model, and its pieces. Raises ModelError if it cannot be read."""
     with suppress(RuntimeError, ValueError):  # ValueError if a piece or the error message is not valid UTF-8
         # SentencePiece would load an empty file as a model without pieces.
         if contents := _read(file, "tokenizer"):

@@ -20,7 +20,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop import export, verify
 from mtrain.interop.export import export_model
-from mtrain.interop.marian import import_marian
+from mtrain.interop.import_model import import_model
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
 from tests.support.cli import changed, one_line
@@ -88,7 +88,7 @@ def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tok
     model = random_model(tmp_path / "model", tokenizers[joint], decoding, **shape)
     summary, *differing = export_model(model, tmp_path / "out", "marian", texts=SOURCES + AWKWARD)
     assert summary.startswith("13 sentences: 13 translations identical (beam 2)") and not differing
-    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
     ours, back = load_model(model), load_model(tmp_path / "back")
     assert back.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
     changed = {"activation_dropout": 0.1, "max_positions": 1024}
@@ -139,7 +139,7 @@ def test_an_export_that_transformers_has_trained_is_imported_as_it_is(tokenizers
     with torch.no_grad():
         trained.model.shared.weight[2] += 0.1
     trained.save_pretrained(tmp_path / "out")
-    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
     back = load_model(tmp_path / "back")
     assert back.model.config.bos_id == back.model.config.pad_id == 360
     assert [text for text, _ in translated(tmp_path / "back")] == [text for text, _ in translated(model)]
@@ -224,13 +224,13 @@ def test_language_tags_survive_export_to_marian_and_import(tokenizers, tmp_path)
     (model / "config.yaml").write_text(yaml.safe_dump({**raw, "language_tags": "target"}))
     write_manifest(model)
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
-    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
     assert load_model(tmp_path / "back").config.language_tags == "target"
 
 
 def test_forbidden_tokens_of_an_imported_model_stay_forbidden_in_ctranslate2(ctranslate2, tmp_path):
     make(tmp_path / "hf", {"num_beams": 4}, seed=38, activation_function="swish")
-    import_marian(str(tmp_path / "hf"), tmp_path / "model")
+    import_model(str(tmp_path / "hf"), tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     [summary] = export_model(tmp_path / "model", tmp_path / "out", "ctranslate2")
     assert "16 translations identical" in summary

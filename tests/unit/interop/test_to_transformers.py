@@ -13,7 +13,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.errors import ModelError
 from mtrain.interop.export import export_model
-from mtrain.interop.marian import import_marian
+from mtrain.interop.import_model import import_model
 from mtrain.tokenizer.tokenizer import SPACES
 from tests.support.marian import transformers
 from tests.support.random_models import AWKWARD, SMALL_LIMIT, SOURCES, random_model, translated
@@ -48,7 +48,7 @@ def test_pre_norm_models_are_pegasus_and_are_imported_exactly(tokenizers, tmp_pa
     [summary] = export_model(model, out, "transformers", texts=texts + ODD)
     assert summary.startswith("20 sentences: 20 translations identical (beam 2)")
     assert by_generate(out, texts) == [text.strip() for text, _ in translated(model)]
-    import_marian(str(out), back)
+    import_model(str(out), back)
     before, after = load_file(model / "model.safetensors"), load_file(back / "model.safetensors")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     ours, theirs = load_model(model), load_model(back)
@@ -81,7 +81,7 @@ def test_the_converter_of_ctranslate2_accepts_pegasus(ctranslate2, tokenizers, t
         assert [each.scores[0] for each in found] == [score for _, score in ours]
         loaded = transformers().AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
         loaded.save_pretrained(tmp_path / "out"), tokenizer.save_pretrained(tmp_path / "out")
-    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
     assert translated(tmp_path / "back") == translated(model)
 
 
