@@ -10,7 +10,7 @@ from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import open_stdout
 from mtrain.errors import UsageError
 
-ExportFormat = Literal["transformers", "marian", "pegasus", "ctranslate2", "argos"]
+ExportFormat = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos"]
 Quantization = Literal["int8", "int8_float32", "float16", "bfloat16"]
 
 
@@ -46,7 +46,8 @@ def export(
     format: Annotated[
         ExportFormat,
         Option(
-            help="transformers: for Hugging Face Transformers, as marian or pegasus, whichever the model is; "
+            help="transformers: for Hugging Face Transformers, as marian, pegasus or m2m_100, whichever the "
+            "model is; "
             "ctranslate2: for CTranslate2; argos: for Argos Translate and LibreTranslate."
         ),
     ],

@@ -16,7 +16,7 @@ from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.sections.training import TrainingConfig
 
-Format = Literal["transformers", "marian", "pegasus", "ctranslate2", "argos"]
+Format = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos"]
 
 
 class ExportConfig(Section):
@@ -25,7 +25,7 @@ class ExportConfig(Section):
     require: list[Format] = Field(
         [],
         description="formats that must be possible; `fit` fails at startup if the model rules one out; "
-        "transformers: `marian` or `pegasus`, whichever the model is",
+        "transformers: `marian`, `pegasus` or `m2m_100`, whichever the model is",
     )
 
 

@@ -13,7 +13,7 @@ from mtrain.errors import ModelError
 from mtrain.interop.argos import pack_argos, write_argos
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.interop.formats import concrete_format, unsupported_reason
-from mtrain.interop.to_transformers import write_marian, write_pegasus
+from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
 from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
 
@@ -36,7 +36,7 @@ def export_model(
     loaded = load_model(model, overrides)
     if reason := unsupported_reason(loaded.config, format):
         raise ModelError(f"{model}: {format} does not support this model: {reason}; use --format ctranslate2")
-    format = concrete_format(loaded.model.config, format)
+    format = concrete_format(loaded.config, format)
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     lines: list[str] = []
 
@@ -47,7 +47,8 @@ def export_model(
             write_ctranslate2(loaded, temporary, quantization)
             exported = open_ctranslate2(temporary, loaded, quantization)
         else:
-            (write_marian if format == "marian" else write_pegasus)(loaded, temporary)
+            writers = {"marian": write_marian, "pegasus": write_pegasus, "m2m_100": write_m2m_100}
+            writers[format](loaded, temporary)
             exported = open_transformers(temporary, loaded)
         lines.extend(verify(loaded, exported, texts, exact=quantization is None))
         parameters = sum(tensor.numel() for tensor in loaded.model.parameters())

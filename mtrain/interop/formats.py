@@ -4,8 +4,8 @@ import importlib
 from types import ModuleType
 from typing import get_args
 
+from mtrain.config.languages import LanguageTags
 from mtrain.config.schema import Config, Format, ModelFolderConfig
-from mtrain.config.sections.model import Architecture
 from mtrain.errors import UsageError
 
 # Of exported sinusoidal encodings, which are constants there. Longer texts are an error in other programs, or
@@ -13,25 +13,32 @@ from mtrain.errors import UsageError
 MIN_POSITIONS = 1024
 
 
-def concrete_format(model: Architecture, format: Format) -> Format:
-    """`format`, but instead of `transformers` the one of a model's layers."""
+def concrete_format(config: Config | ModelFolderConfig, format: Format) -> Format:
+    """`format`, but instead of `transformers` the one of a model's layers and languages."""
     if format != "transformers":
         return format
-    return "pegasus" if model.norm == "pre" else "marian"
+    if _tags(config).startswith("codes"):
+        return "m2m_100"
+    return "pegasus" if config.model.norm == "pre" else "marian"
+
+
+def _tags(config: Config | ModelFolderConfig) -> LanguageTags:
+    return config.data.language_tags if isinstance(config, Config) else config.language_tags
 
 
 def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> str | None:
     """Why a format does not support a model; None if it does."""
-    model, format = config.model, concrete_format(config.model, format)
+    model, tags, format = config.model, _tags(config), concrete_format(config, format)
     if model.is_classifier:
         return "model.head must be translation"
     if format == "ctranslate2":  # supports every other option of Architecture
         return None
     if format == "argos":
-        tags = config.data.language_tags if isinstance(config, Config) else config.language_tags
         if tags != "none":
             return "language_tags must be none, because Argos Translate cannot begin a text with a tag"
         return None if config.tokenizer.joint else "tokenizer.joint must be true, for it has one vocabulary"
+    if tags.startswith("codes") != (format == "m2m_100"):
+        return f"language_tags must {'' if format == 'm2m_100' else 'not '}be codes"
     if model.activation == "swiglu":
         return "model.activation must not be swiglu"
     if format == "marian":
@@ -44,6 +51,8 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
         return "model.norm must be pre"
     if model.positions == "rotary":
         return "model.positions must not be rotary"
+    if format == "m2m_100" and (model.positions, model.first_position) != ("sinusoidal_marian", 2):
+        return "model.positions must be sinusoidal_marian, and model.first_position 2"
     return None if model.tie_embeddings == "all" else "model.tie_embeddings must be all"
 
 

@@ -141,7 +141,7 @@ def _languages(names: dict[str, Any], imported: ImportedTokenizer) -> dict[str, 
         "target_lang": target,
         "language_tags": "codes_last" if names.get("legacy_behaviour") else "codes",
         "languages": [*codes],
-        "normalizes_punctuation": imported.is_nllb,
+        "normalizes_punctuation": names.get("normalizes_punctuation", imported.is_nllb),
     }
 
 

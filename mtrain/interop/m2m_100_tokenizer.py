@@ -1,4 +1,5 @@
-"""Import of the tokenizers of M2M-100 and NLLB-200: M2M100Tokenizer and NllbTokenizer of Transformers.
+"""Import and export of the tokenizers of M2M-100 and NLLB-200: M2M100Tokenizer and NllbTokenizer of
+Transformers.
 
 Both segment with a SentencePiece model of the type BPE, and have ids of their own: M2M-100 in `vocab.json`,
 and NLLB-200 those of fairseq, which are SentencePiece's plus one. The codes of languages follow the pieces.
@@ -18,7 +19,7 @@ from mtrain.interop.huggingface import read_object
 from mtrain.storage.atomic import write_text
 from mtrain.tokenizer.model_file import bpe_model
 from mtrain.tokenizer.tokenizer import LANGUAGES, Tokenizer
-from mtrain.tokenizer.vocabulary import load_model_file
+from mtrain.tokenizer.vocabulary import Vocabulary, load_model_file
 
 _MODEL = "sentencepiece.bpe.model"
 _SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # with the ids 0 to 3
@@ -80,6 +81,30 @@ def write_languages(into: Path, codes: dict[str, int], normalizes_punctuation: b
     """Write the file of a `tokenizer/` folder that `Vocabulary` reads."""
     values = {"codes": codes, "normalizes_punctuation": normalizes_punctuation}
     write_text(into / LANGUAGES, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_tokenizer_of_codes(vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
+    """Write the files that `take_tokenizer` reads, except tokenizer_config.json, whose keys are returned.
+
+    Raises ModelError if the vocabulary is neither M2M-100's nor NLLB-200's.
+    """
+    codes = {vocabulary.pieces[i]: i for i in sorted(vocabulary.codes.values())}
+    first, ids = min(codes.values()), vocabulary.ids or {}
+    pieces = {piece: i for piece, i in ids.items() if i < first}
+    (folder / _MODEL).write_bytes(vocabulary.processor.serialized_model_proto())
+    for kind in _CODES:
+        if [*codes] == _m2m_codes({"language_codes": kind}) and len(pieces) == first:
+            write_text(folder / "vocab.json", json.dumps(pieces))
+            return {"tokenizer_class": "M2M100Tokenizer", "language_codes": kind}
+    if pieces != _shifted(folder / _MODEL):
+        raise ModelError("m2m_100 needs the vocabulary of M2M-100 or NLLB-200, but this one is another")
+    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
+    added = codes | {token: i for token, i in ids.items() if token == "<mask>"}
+    return {
+        "tokenizer_class": "NllbTokenizer",
+        "additional_special_tokens": [*codes],
+        "added_tokens_decoder": {str(i): {"content": token, **plain} for token, i in added.items()},
+    }
 
 
 def _shifted(file: Path) -> dict[str, int]:

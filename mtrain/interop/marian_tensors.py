@@ -76,7 +76,7 @@ def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) ->
     generated. Programs that load Marian models start the decoder with an embedding of zeros.
     """
     tensors = _with_zero_start(config, tensors) if add_pad or config.bos_id == config.pad_id else tensors
-    theirs = _renamed(config, tensors)
+    theirs = renamed(config, tensors)
     if add_pad:
         bias = theirs.get(BIAS, torch.zeros(1, config.target_vocab_size))
         theirs |= {name: F.pad(theirs[name], (0, 0, 0, 1)) for name in EMBEDDINGS if name in theirs}
@@ -87,7 +87,7 @@ def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) ->
 def to_pegasus(model: Transformer, positions: int) -> dict[str, Tensor]:
     """Convert the tensors of a Transformer to tensors of a PegasusForConditionalGeneration with a number of
     positions, which is `max_positions` if they are learned."""
-    theirs = _renamed(model.config, model.state_dict())
+    theirs = renamed(model.config, model.state_dict())
     for name in _POSITIONS.values():
         if name not in theirs:
             table = model.embed.positions(0, positions, learned=None)
@@ -96,7 +96,8 @@ def to_pegasus(model: Transformer, positions: int) -> dict[str, Tensor]:
     return theirs
 
 
-def _renamed(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def renamed(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a Transformer under their names in Transformers."""
     theirs = {}
     for ours, names in names_in_transformers(config).items():
         for name, part in zip(names, tensors[ours].chunk(len(names)), strict=True):

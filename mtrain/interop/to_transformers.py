@@ -1,5 +1,6 @@
 """Export to Hugging Face Transformers: post-norm models as MarianMTModel, pre-norm models as
-PegasusForConditionalGeneration (Zhang et al., "PEGASUS", ICML 2020), whose layers are the same."""
+PegasusForConditionalGeneration (Zhang et al., "PEGASUS", ICML 2020), whose layers are the same, and models with
+codes of languages as M2M100ForConditionalGeneration."""
 
 import json
 import logging
@@ -14,8 +15,9 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import ModelError
 from mtrain.interop.formats import MIN_POSITIONS
 from mtrain.interop.generation_config import generation_from_decoding, max_output_length, not_exportable
+from mtrain.interop.m2m_100_tokenizer import write_tokenizer_of_codes
 from mtrain.interop.marian import EQUIVALENT, FIXED, PEGASUS_TOKENIZER, mappings_of, with_pad_last
-from mtrain.interop.marian_tensors import to_marian, to_pegasus
+from mtrain.interop.marian_tensors import renamed, to_marian, to_pegasus
 from mtrain.storage.atomic import write_text
 from mtrain.tokenizer.vocabulary import Vocabulary
 
@@ -78,6 +80,24 @@ def write_pegasus(loaded: LoadedModel, folder: Path) -> None:
     _write_json(folder / "vocab.json", _ids(vocabulary))
 
 
+def write_m2m_100(loaded: LoadedModel, folder: Path) -> None:
+    """Write a model with codes of languages to an empty folder, for transformers to load.
+
+    Raises ModelError if the vocabulary is neither M2M-100's nor NLLB-200's.
+    """
+    config, model, vocabulary = loaded.config, loaded.model.config, loaded.tokenizer.source
+    described = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100"}
+    tensors = renamed(model, loaded.model.state_dict())
+    _write_model(loaded, folder, model, tensors, described | FIXED["m2m_100"])
+    known = {"src_lang": config.source_lang, "tgt_lang": config.target_lang}
+    names = write_tokenizer_of_codes(vocabulary, folder) | {
+        **{key: code for key, code in known.items() if code in vocabulary.codes},
+        "legacy_behaviour": config.language_tags == "codes_last",
+        "normalizes_punctuation": config.normalizes_punctuation,  # which Transformers does not do
+    }
+    _write_tokenizer(loaded, folder, names)
+
+
 def _longest_output(loaded: LoadedModel) -> int:
     """The length limit of all translations, in tokens; the formats have a constant one."""
     config, model = loaded.config, loaded.model.config
@@ -107,7 +127,11 @@ def _write_model(
         "decoder_start_token_id": model.bos_id,
         "forced_eos_token_id": None,
     }
-    generation = generation_from_decoding(decoding, model, _longest_output(loaded))
+    codes = loaded.tokenizer.source.codes
+    limit = _longest_output(loaded) + bool(codes)  # the code of the target is a token, too
+    generation = generation_from_decoding(decoding, model, limit)
+    if loaded.config.target_lang in codes:
+        generation["forced_bos_token_id"] = codes[loaded.config.target_lang]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", described | keys)
     _write_json(folder / "generation_config.json", generation)

@@ -18,6 +18,7 @@ from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import exportable, max_output_length
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.progress_bar import with_progress
+from mtrain.tokenizer.punctuation import normalize_punctuation
 from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
 from mtrain.tokenizer.vocabulary import SPACE
 
@@ -62,12 +63,19 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
 
 
 def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
-    """Load the output of `write_marian` or `write_pegasus`."""
+    """Load the output of `mtrain.interop.to_transformers`. Sentences have no codes of languages."""
     transformers, ids = import_optional("transformers"), loaded.model.config
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     forbidden = loaded.config.decoding.forbidden_ids
+    model.generation_config.forced_bos_token_id = None
+
+    def encode(text: str) -> list[int]:
+        if loaded.config.normalizes_punctuation:
+            text = normalize_punctuation(text)
+        rows: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return rows
 
     def translate(row: list[int], limit: int) -> list[int]:
         model.generation_config.max_length = limit + 1
@@ -85,7 +93,7 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
         exportable(loaded.config.decoding),
         translate,
         log_probs,
-        lambda text: tokenizer(text).input_ids[:-1],
+        encode,
         lambda output: tokenizer.decode(output, skip_special_tokens=True),
     )
 
