@@ -70,13 +70,16 @@ def is_same_language(one: str | None, other: str | None) -> bool:
 
 def find_code(code: str, known: Collection[str]) -> str:
     """The one of the `known` codes of a model that a language code stands for: `deu_Latn` for itself, `deu`
-    and `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR` if there is no other. Raises UsageError if there is
+    and `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if there is
     none or if several fit."""
     if code in known:
         return code
-    same = [one for one in known if is_same_language(one, code)]
-    _, *subtags = re.split("[-_]", code.lower())
-    fitting = [one for one in same if {*subtags} <= {*re.split("[-_]", one.lower())}] or same
+    scripts = {part for part in re.split("[-_]", code.lower())[1:] if len(part) > 3}  # others are regions
+    fitting = [
+        one
+        for one in known
+        if is_same_language(one, code) and (scripts <= {*one.lower().split("_")} or "_" not in one)
+    ]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

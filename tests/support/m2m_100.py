@@ -11,6 +11,7 @@ import sentencepiece
 import torch
 
 from mtrain.data.reading.files import toy_pairs
+from mtrain.decoding.translate import Translator
 from tests.support.marian import transformers
 
 if TYPE_CHECKING:
@@ -21,19 +22,25 @@ PAIRS = toy_pairs("train")[:1000]
 MAX_LENGTH = 30  # of translations, including the start token
 
 
-@cache
-def spm() -> bytes:
+def learn(texts: list[str], size: int) -> bytes:
     """A SentencePiece model like the ones of M2M-100 and NLLB-200."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text for pair in PAIRS for text in pair]),
+        sentence_iterator=iter(texts),
         model_writer=model,
-        vocab_size=300,
+        vocab_size=size,
         model_type="bpe",
+        character_coverage=0.995,
         minloglevel=2,
         num_threads=1,
     )
     return model.getvalue()
+
+
+@cache
+def spm() -> bytes:
+    """A small model of the toy corpus."""
+    return learn([text for pair in PAIRS for text in pair], 300)
 
 
 def write_nllb_tokenizer(folder: Path, new: bool, **names: Any) -> int:
@@ -89,6 +96,42 @@ def make(
         elif "norm" not in name or "bias" in name:
             parameter.normal_(0, 0.3)
     model.generation_config.update(max_length=MAX_LENGTH, num_beams=1)
+    save(model, folder, shards)
+    return model
+
+
+def save(model: "M2M100ForConditionalGeneration", folder: Path, shards: int) -> None:
+    """Save a model in a number of files."""
     total = sum(parameter.numel() for parameter in model.parameters()) * 4
     model.save_pretrained(folder, max_shard_size=total // shards + 5000 if shards > 1 else "5GB")
-    return model
+    assert len([*folder.glob("model*.safetensors")]) == shards
+
+
+def train(
+    model: "M2M100ForConditionalGeneration",
+    translator: Translator,
+    folder: Path,
+    shards: int,
+    steps: int = 300,
+) -> None:
+    """Train a model for a moment from English to French, with the tokenizer of an import; save it."""
+    tokenizer = translator.tokenizer
+    splitter = translator.between("en", "fr").splitter
+    pairs = [
+        *zip(
+            splitter.encode([a for a, _ in PAIRS]), splitter.encode_target([b for _, b in PAIRS]), strict=True
+        )
+    ]
+    generator, optimizer = random.Random(1), torch.optim.AdamW(model.parameters(), 3e-3)
+    torch.manual_seed(1)
+    model.train()
+    for _ in range(steps):
+        batch = generator.sample(pairs, 32)
+        ids, labels = (
+            torch.nn.utils.rnn.pad_sequence([torch.tensor(pair[side]) for pair in batch], True, padding)
+            for side, padding in ((0, tokenizer.special.pad), (1, -100))
+        )
+        model(input_ids=ids, attention_mask=ids != tokenizer.special.pad, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    save(model.eval(), folder, shards)

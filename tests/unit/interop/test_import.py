@@ -226,7 +226,7 @@ def test_an_imported_model_translates_and_scores(mtrain, source, tmp_path):
 # ----------------------------------------------------------------------------------------------------- errors
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "bert"}, "neither a MarianMT nor a Pegasus model; model_type in config.json is 'bert'"),
+    ({"model_type": "bert"}, "nor a Pegasus model of mtrain; model_type in config.json is 'bert'"),
     ({"scale_embedding": False}, "unsupported: scale_embedding: False"),
     ({"scale_embedding": None}, "unsupported: scale_embedding: False"),
     ({"normalize_before": True}, "unsupported: normalize_before: True"),
