@@ -1,5 +1,5 @@
 """Export to Hugging Face Transformers: post-norm models as MarianMTModel, pre-norm models as
-PegasusForConditionalGeneration (Zhang et al., "PEGASUS", ICML 2020), whose layers are the same, and models with
+PegasusForConditionalGeneration (Zhang et al., "PEGASUS", ICML 2020), whose layers are the same, models with
 codes of languages as M2M100ForConditionalGeneration."""
 
 import json
