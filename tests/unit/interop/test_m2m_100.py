@@ -263,7 +263,7 @@ def test_lines_of_all_scripts_are_segmented_as_by_transformers(kind, tmp_path, m
     """Of NllbTokenizer, lines are compared that its normalizer does not change: it treats clusters of
     characters in another way than SentencePiece, whose normalizer M2M100Tokenizer and mtrain use."""
     lines = lines_of_scripts(5000, normalized=kind != "m2m")
-    spm = m2m_100.learn([*lines[:3000], *TEXTS], 6000)
+    spm = m2m_100.learn([*lines[:3000], *TEXTS], 12_000)
     monkeypatch.setattr(m2m_100, "spm", lambda: spm)
     folder, out = tmp_path / "in", tmp_path / "out"
     imported = take_tokenizer(folder, out, write_tokenizer(folder, kind))
