@@ -86,7 +86,7 @@ def find_code(code: str, known: Collection[str]) -> str:
         raise UsageError(f"language {code}: several codes of the model fit: {', '.join(fitting)}; give one")
     parts = {one.partition("_")[0]: one for one in known} | {one: one for one in known}
     near = [parts[part] for part in get_close_matches(code, parts, 1, 0.5)]
-    cure = f"did you mean {near[0]}?" if near else f"its codes are {', '.join(sorted(known))}"
+    cure = f"did you mean {near[0]}?" if near else f"its codes are such as {', '.join(sorted(known)[:8])}"
     raise UsageError(f"language {code}: the model has no such language; {cure}")
 
 

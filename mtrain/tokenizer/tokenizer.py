@@ -27,6 +27,11 @@ class TagIds(NamedTuple):
     after_source: Sequence[int] = ()  # after its EOS
     target: Sequence[int] = ()  # before the target
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The number of ids on each side."""
+        return len(self.source) + len(self.after_source), len(self.target)
+
 
 class Tokenizer:
     """The vocabularies of a model: encodes source and target text, decodes target ids.
@@ -87,14 +92,14 @@ class Tokenizer:
         """The ids of the languages of pairs. Raises UsageError if the vocabulary lacks a language or, with
         codes, if one is not known."""
         if not tags.startswith("codes"):
-            return TagIds(self.tag_ids(direction.tag(tags)))
+            return TagIds(tuple(self.tag_ids(direction.tag(tags))))
         if not self.source.codes:
             raise UsageError(f"language_tags: {tags} needs a model with codes, but this vocabulary has none")
         if "und" in direction:
             some = ", ".join([*self.source.codes][:3])
             cure = "give them, with --from and --to in commands"
             raise UsageError(f"this model must be told both languages; {cure}; its codes are {some}, ...")
-        source, target = ([self.source.codes[code]] for code in self.complete(direction))
+        source, target = ((self.source.codes[code],) for code in self.complete(direction))
         return TagIds(source, (), target) if tags == "codes" else TagIds((), source, target)
 
     def word_starts(self, ids: list[int]) -> list[bool]:

@@ -103,7 +103,7 @@ def make(
 def save(model: "M2M100ForConditionalGeneration", folder: Path, shards: int) -> None:
     """Save a model in a number of files."""
     total = sum(parameter.numel() for parameter in model.parameters()) * 4
-    model.save_pretrained(folder, max_shard_size=total // shards + 5000 if shards > 1 else "5GB")
+    model.save_pretrained(folder, max_shard_size=int(1.15 * total / shards))
     assert len([*folder.glob("model*.safetensors")]) == shards
 
 

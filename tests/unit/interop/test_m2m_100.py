@@ -16,6 +16,10 @@ from safetensors.torch import load_file
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.checkpoint.model_info import read_info
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
+from mtrain.config.sections.augment import Augment
+from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.decoding.batches import padded
 from mtrain.decoding.scoring.score import score_pairs
 from mtrain.decoding.search.search import search
@@ -25,8 +29,10 @@ from mtrain.interop.import_model import import_model
 from mtrain.interop.m2m_100_tokenizer import take_tokenizer, write_languages
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.fit import fit
 from tests.support import m2m_100
 from tests.support.cli import one_line
+from tests.support.encoding import config, prepare_data, rows, write
 from tests.support.m2m_100 import CODES, PAIRS, make, train, write_m2m_tokenizer, write_nllb_tokenizer
 from tests.support.marian import transformers
 
@@ -263,7 +269,7 @@ def test_lines_of_all_scripts_are_segmented_as_by_transformers(kind, tmp_path, m
     """Of NllbTokenizer, lines are compared that its normalizer does not change: it treats clusters of
     characters in another way than SentencePiece, whose normalizer M2M100Tokenizer and mtrain use."""
     lines = lines_of_scripts(5000, normalized=kind != "m2m")
-    spm = m2m_100.learn([*lines[:3000], *TEXTS], 6000)
+    spm = m2m_100.learn([*lines[:3000], *TEXTS], 12_000)
     monkeypatch.setattr(m2m_100, "spm", lambda: spm)
     folder, out = tmp_path / "in", tmp_path / "out"
     imported = take_tokenizer(folder, out, write_tokenizer(folder, kind))
@@ -338,13 +344,58 @@ def test_punctuation_is_normalized_for_nllb(nllb, tmp_path):
     assert begins[pieces.index("'")] in (quoted.index("\u2018"), quoted.index("\u2019"))
 
 
+# ------------------------------------------------------------------------------------------------ fine-tuning
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_training_pairs_have_the_codes_of_transformers(nllb, tmp_path, legacy):
+    """In two directions. In the legacy form, Transformers puts the code after the target, too, where
+    `generate` does not expect it."""
+    edit(nllb / "tokenizer_config.json", legacy_behaviour=legacy)
+    tokenizer = load_model(import_without_normalization(nllb, tmp_path / "out")).tokenizer
+    turned = [pair[::-1] for pair in PAIRS[10:20]]
+    back = {**write(tmp_path / "back", turned), "source_lang": "fr", "target_lang": "en"}
+    corpora = [write(tmp_path / "there", PAIRS[:10]), back]
+    data = config(tmp_path, corpora, language_tags="codes_last" if legacy else "codes")
+    theirs, expected = transformers().NllbTokenizer.from_pretrained(nllb), []
+    for pairs, (source, target) in ((PAIRS[:10], CODES[:2]), (turned, CODES[1::-1])):
+        theirs.src_lang, theirs.tgt_lang = source, target
+        code = [theirs.convert_tokens_to_ids(target)]
+        for pair in pairs:
+            labels = theirs(text_target=pair[1]).input_ids
+            expected.append((theirs(pair[0]).input_ids, [*code, *labels[:-1]] if legacy else labels))
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    assert sorted(rows(prepared)) == sorted(expected)
+    augmented = data.model_copy(update={"augment": Augment(merge=1.0)})
+    for source, target in PairAugmenter(augmented.augment, augmented, tokenizer)(expected, random.Random(1)):
+        codes = source[-1 if legacy else 0], target[0]
+        assert {*codes} == {301, 302} and len({301, 302} & {*source}) == 1 and source.count(2) == 1
+
+
+def test_an_imported_model_is_fine_tuned(nllb, tmp_path):
+    import_model(str(nllb), tmp_path / "out")
+    data = {**write(tmp_path / "pairs", PAIRS[:40])}
+    raw = {
+        "run_dir": str(tmp_path / "run"),
+        "data": {"source_lang": "en", "target_lang": "fr", "train": data, "validation": data},
+        "training": {"init_from": str(tmp_path / "out"), "max_steps": 2, "learning_rate": 1e-4},
+    }
+    fit(validate(Config, raw, "test"), device="cpu")
+    tuned = load_model(tmp_path / "run")
+    assert tuned.config.normalizes_punctuation and tuned.config.language_tags == "codes"
+    with Translator.load(tmp_path / "run", "cpu", workers=1) as translator:
+        assert translator.direction == ("eng_Latn", "fra_Latn")
+        assert len(translator.translate(TEXTS[:3])) == 3
+    assert "license: cc-by-nc-4.0" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
 # ---------------------------------------------------------------------------------------- files of the folder
 
 
 def test_license_and_origin_are_stated(mtrain, nllb, tmp_path):
     import_model(str(nllb), tmp_path / "out")
     _, out, _ = mtrain("info", tmp_path / "out")
-    assert "cc-by-nc-4.0" in out and "converted from nllb" in out and "5 languages" not in out
+    assert "cc-by-nc-4.0" in out and "converted from nllb" in out and "between 5: eng_Latn, fra_Latn" in out
     card = (tmp_path / "out" / "README.md").read_text()
     assert "license: cc-by-nc-4.0" in card and "translates between 5 languages" in card
     assert "normalized as by Moses" in card and "--from eng_Latn --to zho_Hant" in card

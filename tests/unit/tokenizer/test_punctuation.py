@@ -36,7 +36,7 @@ def test_texts_are_normalized_as_by_sacremoses() -> None:
     from sacremoses import MosesPunctNormalizer
 
     theirs = MosesPunctNormalizer("en")
-    for line in lines(1000):
+    for line in lines(300):
         assert normalize_punctuation(line) == theirs.normalize(line), line
 
 
