@@ -18,7 +18,6 @@ from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import exportable, max_output_length
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.progress_bar import with_progress
-from mtrain.tokenizer.punctuation import normalize_punctuation
 from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
 from mtrain.tokenizer.vocabulary import SPACE
 
@@ -72,8 +71,6 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
     model.generation_config.forced_bos_token_id = None
 
     def encode(text: str) -> list[int]:
-        if loaded.config.normalizes_punctuation:
-            text = normalize_punctuation(text)
         rows: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return rows
 
@@ -93,7 +90,8 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
         exportable(loaded.config.decoding),
         translate,
         log_probs,
-        encode,
+        # NllbTokenizer does not use SentencePiece, and segments a few texts in another way.
+        None if type(tokenizer).__name__.startswith("Nllb") else encode,
         lambda output: tokenizer.decode(output, skip_special_tokens=True),
     )
 
