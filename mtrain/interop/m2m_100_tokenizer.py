@@ -91,20 +91,18 @@ def write_tokenizer_of_codes(vocabulary: Vocabulary, folder: Path) -> dict[str, 
     codes = {vocabulary.pieces[i]: i for i in sorted(vocabulary.codes.values())}
     first, ids = min(codes.values()), vocabulary.ids or {}
     pieces = {piece: i for piece, i in ids.items() if i < first}
+    names: dict[str, Any] = {"additional_special_tokens": [*codes]}
     (folder / _MODEL).write_bytes(vocabulary.processor.serialized_model_proto())
     for kind in _CODES:
         if [*codes] == _m2m_codes({"language_codes": kind}) and len(pieces) == first:
             write_text(folder / "vocab.json", json.dumps(pieces))
-            return {"tokenizer_class": "M2M100Tokenizer", "language_codes": kind}
+            return names | {"tokenizer_class": "M2M100Tokenizer", "language_codes": kind}
     if pieces != _shifted(folder / _MODEL):
         raise ModelError("m2m_100 needs the vocabulary of M2M-100 or NLLB-200, but this one is another")
     plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
     added = codes | {token: i for token, i in ids.items() if token == "<mask>"}
-    return {
-        "tokenizer_class": "NllbTokenizer",
-        "additional_special_tokens": [*codes],
-        "added_tokens_decoder": {str(i): {"content": token, **plain} for token, i in added.items()},
-    }
+    described = {str(i): {"content": token, **plain} for token, i in added.items()}
+    return names | {"tokenizer_class": "NllbTokenizer", "added_tokens_decoder": described}
 
 
 def _shifted(file: Path) -> dict[str, int]:

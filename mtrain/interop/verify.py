@@ -177,7 +177,9 @@ def _require_same_ids(text: str, ours: list[int], theirs: list[int]) -> None:
 
 
 def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[[list[int]], str]) -> None:
-    ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs omit it
+    vocabulary = loaded.tokenizer.target
+    omitted = {vocabulary.special.unk, *vocabulary.codes.values()}  # by other programs
+    ids = [i for i in output if i not in omitted]
     [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(SPACES)
     without_space = ours.replace(SPACE, " ")  # as MarianTokenizer decodes it
     if theirs.strip() not in (ours.strip(), without_space.strip()):
