@@ -127,7 +127,10 @@ def code_in(card: Path) -> str:
     return code.replace("Hello.", "It rains.")
 
 
-@pytest.mark.parametrize("format", [pytest.param("marian", marks=pytest.mark.slow), "ctranslate2", None])
+SLOW = [pytest.param(format, marks=pytest.mark.slow) for format in ("marian", "pegasus")]
+
+
+@pytest.mark.parametrize("format", [*SLOW, "ctranslate2", None])
 def test_the_code_in_the_card_translates(mtrain, format, run_dir, imported, tmp_path, monkeypatch, capsys):
     """In the folder of the model, whatever its name is."""
     model, place = imported if format == "marian" else run_dir, tmp_path / 'it\'s "mine"'

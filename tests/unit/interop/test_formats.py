@@ -39,6 +39,7 @@ def test_every_preset_can_be_exported_to_transformers_and_argos(preset, norm):
         ),
         ("pegasus", {"model": {"norm": "post"}}, "model.norm must be pre"),
         ("marian", {}, "model.norm must be post"),
+        ("m2m_100", {}, "language_tags must be codes"),
         (
             "argos",
             {"tokenizer": {"joint": False}, "model": {"tie_embeddings": "none"}},

@@ -11,10 +11,12 @@ from safetensors.torch import load_file
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.presets import PRESETS
+from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
 from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
 from mtrain.tokenizer.tokenizer import SPACES
+from tests.support.m2m_100 import MAX_LENGTH, make, write_m2m_tokenizer, write_nllb_tokenizer
 from tests.support.marian import transformers
 from tests.support.random_models import AWKWARD, SMALL_LIMIT, SOURCES, random_model, translated
 
@@ -94,6 +96,45 @@ def test_log_probabilities_of_every_preset_are_equal(tokenizers, tmp_path, prese
     [summary] = export_model(model, tmp_path / "out", "transformers", texts=SOURCES)
     assert summary.startswith("8 sentences: 8 translations identical (beam 5)")
     assert float(summary.split()[-2]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["m2m", "nllb", "legacy"])
+def test_imported_models_with_codes_go_back_as_m2m_100(ctranslate2, tmp_path, kind):
+    """As M2M100Tokenizer, and as NllbTokenizer whose code of the source is before or after the text."""
+    hf, imported, out, back = (tmp_path / name for name in ("hf", "imported", "out", "back"))
+    languages, codes = ("en", "de"), ("__en__", "__de__")
+    if kind == "m2m":
+        make(hf, write_m2m_tokenizer(hf))
+    else:
+        languages = codes = ("eng_Latn", "deu_Latn")
+        make(hf, write_nllb_tokenizer(hf, new=kind == "nllb", legacy_behaviour=kind == "legacy"))
+    import_model(str(hf), imported, [f"source_lang={languages[0]}", f"target_lang={languages[1]}"])
+    export_model(imported, out, "transformers", texts=SOURCES + AWKWARD)
+    import_model(str(out), back)
+    ours, theirs = load_model(imported), load_model(back)
+    weights = theirs.model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in ours.model.state_dict().items())
+    path = ours.config.tokenizer.model_copy(update={"path": str(out)})
+    assert theirs.config == ours.config.model_copy(update={"tokenizer": path})
+    assert theirs.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
+    with Translator.load(imported, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
+        wanted = [best.text.strip() for best in translator.translate(SOURCES)]
+    assert by_generate(out, SOURCES) == wanted and len({*wanted}) > 4  # the target is the default
+    tokenizer = transformers().AutoTokenizer.from_pretrained(out)
+    rows = [tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids) for text in SOURCES]
+    assert codes[0] in (rows[0][0], rows[0][-1])
+    ctranslate2.converters.TransformersConverter(str(out)).convert(str(tmp_path / "ct2"))
+    converted = ctranslate2.Translator(str(tmp_path / "ct2"), device="cpu", compute_type="float32")
+    options = {"beam_size": 1, "max_decoding_length": MAX_LENGTH - 1, "min_decoding_length": 0}
+    found = converted.translate_batch(rows, target_prefix=[[codes[1]]] * len(rows), **options)
+    ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+    forbidden = {*ours.config.decoding.forbidden_ids}  # which the converter does not know
+    same = [tokenizer.decode(row, skip_special_tokens=True).strip() for row in ids]
+    assert all(
+        text == one for text, one, row in zip(same, wanted, ids, strict=True) if not forbidden & {*row}
+    )
+    assert sum(map(str.__eq__, same, wanted)) > 4
 
 
 def test_a_tokenizer_with_two_sentencepiece_models_is_an_error(tokenizers, tmp_path):
