@@ -59,16 +59,15 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     else:
         raise ModelError(f"{folder}: contains neither {_MODEL} nor tokenizer.json")
     ids: dict[str, Any] = pieces | _added_tokens(folder, names)
-    numbers = iter(range(len(pieces), len(pieces) + len(listed)))
-    ids |= {token: number for token, number in zip(listed, numbers, strict=True) if token not in ids}
+    ids |= {token: i for i, token in enumerate(listed, len(pieces)) if token not in ids}
     codes = [token for token in ids if token not in pieces and not token.startswith("<")]
     if not codes:
         cure = "tokenizer.json or special_tokens_map.json must list them"
         raise ModelError(f"{folder}: the tokenizer has no codes of languages; {cure}")
-    valid = isinstance(size, int) and all(type(i) is int and 0 <= i < size for i in ids.values())
-    if not valid or len({*ids.values()}) < len(ids):
+    numbers, taken = range(size if isinstance(size, int) else 0), {*ids.values()}
+    if not all(type(i) is int and i in numbers for i in taken) or len(taken) < len(ids):
         raise ModelError(f"{folder}: the ids of the tokenizer are not distinct ids of {size} entries")
-    unused = sorted({*range(size)} - {*ids.values()})
+    unused = sorted({*numbers} - taken)
     unused += [i for token, i in ids.items() if token.startswith("madeupword")]
     ids |= {f"madeupword{number:04d}": i for number, i in enumerate(unused)}
     write_text(into / "vocab.json", json.dumps(ids, ensure_ascii=False))

@@ -50,7 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 class Made(NamedTuple):
     """A model of Transformers, its folder and the folder of the imported model."""
 
-    theirs: "M2M100ForConditionalGeneration"
+    theirs: Any  # an M2M100ForConditionalGeneration
     folder: Path
     imported: Path
 
@@ -274,7 +274,7 @@ def test_lines_of_all_scripts_are_segmented_as_by_transformers(kind, tmp_path, m
     folder, out = tmp_path / "in", tmp_path / "out"
     imported = take_tokenizer(folder, out, write_tokenizer(folder, kind))
     write_languages(out, imported.tokenizer.source.codes, False)
-    theirs = Made(None, folder, out).tokenizer()  # type: ignore[arg-type]
+    theirs = Made(None, folder, out).tokenizer()
     for texts in (lines, ODDITIES):
         expected = [theirs(text, add_special_tokens=False).input_ids for text in texts]
         assert Tokenizer(out).encode_source(texts) == expected
@@ -293,7 +293,7 @@ def test_sentencepiece_decides_where_transformers_differs(made):
 @pytest.mark.parametrize("legacy", [True, False])
 def test_the_code_of_the_source_is_where_transformers_has_it(nllb, tmp_path, legacy):
     edit(nllb / "tokenizer_config.json", legacy_behaviour=legacy)
-    made = Made(None, nllb, import_without_normalization(nllb, tmp_path / "out"))  # type: ignore[arg-type]
+    made = Made(None, nllb, import_without_normalization(nllb, tmp_path / "out"))
     with Translator.load(made.imported, "cpu").between("en", "fr") as translator:
         found = translator.splitter.encode(TEXTS[:3])
         assert found == encode(made, made.tokenizer(), TEXTS[:3])
@@ -368,8 +368,8 @@ def test_training_pairs_have_the_codes_of_transformers(nllb, tmp_path, legacy):
     assert sorted(rows(prepared)) == sorted(expected)
     augmented = data.model_copy(update={"augment": Augment(merge=1.0)})
     for source, target in PairAugmenter(augmented.augment, augmented, tokenizer)(expected, random.Random(1)):
-        codes = source[-1 if legacy else 0], target[0]
-        assert {*codes} == {301, 302} and len({301, 302} & {*source}) == 1 and source.count(2) == 1
+        assert {source[-1 if legacy else 0], target[0]} == {301, 302}
+        assert len({301, 302} & {*source}) == 1 and source.count(2) == 1
 
 
 def test_an_imported_model_is_fine_tuned(nllb, tmp_path):
@@ -482,24 +482,31 @@ def test_files_without_what_is_needed_are_errors(nllb, tmp_path):
 
 
 _PEAK = """
-import resource, sys
+import re, sys
+from pathlib import Path
 from mtrain.interop.import_model import import_model
-import torch, safetensors.torch
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-import_model(sys.argv[1], __import__("pathlib").Path(sys.argv[2]))
-print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+
+def memory(name):
+    return 1024 * int(re.search(name + r":\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+
+small, large, out = sys.argv[1:]
+import_model(small, Path(out, "small"))  # imports modules
+before = memory("VmRSS")
+import_model(large, Path(out, "large"))
+print(memory("VmHWM") - before)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("shards", [1, 3])
-def test_memory_is_little_more_than_the_file(tmp_path, shards):
+def test_memory_is_little_more_than_the_file(nllb, tmp_path, shards):
     folder = tmp_path / "in"
     size = write_nllb_tokenizer(folder, new=False)
     layers = {"encoder_layers": 3, "decoder_layers": 3, "d_model": 512, "encoder_attention_heads": 8}
     widths = {"decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}
     make(folder, size + 40_000, shards=shards, **layers, **widths)
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    command = [sys.executable, "-c", _PEAK, str(folder), str(tmp_path / "out")]
+    command = [sys.executable, "-c", _PEAK, str(nllb), str(folder), str(tmp_path)]
     peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert peak < 1.3 * total
+    assert 0.5 * total < peak < 1.3 * total
