@@ -30,6 +30,8 @@ _CODES = {
     "ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
+# Tokenizers of other models of this architecture place the codes of languages in other ways.
+_CLASSES = ("NllbTokenizer", "NllbTokenizerFast", "M2M100Tokenizer")
 # SentencePiece does what the last two do: it removes repeated spaces, and spaces at the end.
 _NORMALIZERS = ("Precompiled", "Replace", "Strip")
 
@@ -46,6 +48,8 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     """Write the tokenizer of a folder of Transformers as a `tokenizer/` folder, for a model whose vocabulary
     has a `size`. Raises ModelError if a file is missing, damaged or unsupported."""
     names = read_object(folder / "tokenizer_config.json", optional=True)
+    if (kind := names.get("tokenizer_class", _CLASSES[0])) not in _CLASSES:
+        raise ModelError(f"{folder}: unsupported: tokenizer_class: {kind!r}; known: {', '.join(_CLASSES)}")
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
     if (folder / _MODEL).is_file():

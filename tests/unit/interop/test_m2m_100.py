@@ -473,6 +473,10 @@ def test_files_without_what_is_needed_are_errors(nllb, tmp_path):
     (tmp_path / "copy" / "sentencepiece.bpe.model").unlink()
     with pytest.raises(ModelError, match=r"contains neither sentencepiece\.bpe\.model nor tokenizer\.json"):
         import_model(str(tmp_path / "copy"), tmp_path / "out")
+    edit(nllb / "tokenizer_config.json", tokenizer_class="SMALL100Tokenizer")
+    with pytest.raises(ModelError, match="unsupported: tokenizer_class: 'SMALL100Tokenizer'"):
+        import_model(str(nllb), tmp_path / "out")
+    edit(nllb / "tokenizer_config.json", tokenizer_class="NllbTokenizerFast")
     edit(nllb / "config.json", vocab_size=300)
     with pytest.raises(ModelError, match="are not distinct ids of 300 entries"):
         import_model(str(nllb), tmp_path / "out")
