@@ -441,6 +441,10 @@ def test_old_files_of_fairseq_are_imported(nllb, tmp_path):
     (nllb / "model.safetensors").unlink()
     import_model(str(nllb), tmp_path / "out")
     assert torch.equal(load_model(tmp_path / "out").model.source_embedding.weight, expected)
+    tensors["model.encoder.embed_positions.weights"] = torch.zeros(66, 32)
+    torch.save(tensors, nllb / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="positional encodings that are not sinusoidal"):
+        import_model(str(nllb), tmp_path / "other")
 
 
 def test_transformers_is_not_needed(nllb, tmp_path, monkeypatch):
