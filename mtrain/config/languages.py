@@ -70,8 +70,8 @@ def is_same_language(one: str | None, other: str | None) -> bool:
 
 def find_code(code: str, known: Collection[str]) -> str:
     """The one of the `known` codes of a model that a language code stands for: `deu_Latn` for itself, `deu`
-    and `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if there is
-    none or if several fit."""
+    and `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if there is none or if several
+    fit."""
     if code in known:
         return code
     scripts = {part for part in re.split("[-_]", code.lower())[1:] if len(part) > 3}  # others are regions

@@ -31,6 +31,8 @@ _CODES = {
     "ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
+# Tokenizers of other models of this architecture place the codes of languages in other ways.
+_CLASSES = ("NllbTokenizer", "NllbTokenizerFast", "M2M100Tokenizer")
 # SentencePiece does what the last two do: it removes repeated spaces, and spaces at the end.
 _NORMALIZERS = ("Precompiled", "Replace", "Strip")
 
@@ -47,6 +49,8 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     """Write the tokenizer of a folder of Transformers as a `tokenizer/` folder, for a model whose vocabulary
     has a `size`. Raises ModelError if a file is missing, damaged or unsupported."""
     names = read_object(folder / "tokenizer_config.json", optional=True)
+    if (kind := names.get("tokenizer_class", _CLASSES[0])) not in _CLASSES:
+        raise ModelError(f"{folder}: unsupported: tokenizer_class: {kind!r}; known: {', '.join(_CLASSES)}")
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
     if (folder / _MODEL).is_file():
@@ -60,16 +64,15 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     else:
         raise ModelError(f"{folder}: contains neither {_MODEL} nor tokenizer.json")
     ids: dict[str, Any] = pieces | _added_tokens(folder, names)
-    numbers = iter(range(len(pieces), len(pieces) + len(listed)))
-    ids |= {token: number for token, number in zip(listed, numbers, strict=True) if token not in ids}
+    ids |= {token: i for i, token in enumerate(listed, len(pieces)) if token not in ids}
     codes = [token for token in ids if token not in pieces and not token.startswith("<")]
     if not codes:
         cure = "tokenizer.json or special_tokens_map.json must list them"
         raise ModelError(f"{folder}: the tokenizer has no codes of languages; {cure}")
-    valid = isinstance(size, int) and all(type(i) is int and 0 <= i < size for i in ids.values())
-    if not valid or len({*ids.values()}) < len(ids):
+    numbers, taken = range(size if isinstance(size, int) else 0), {*ids.values()}
+    if not all(type(i) is int and i in numbers for i in taken) or len(taken) < len(ids):
         raise ModelError(f"{folder}: the ids of the tokenizer are not distinct ids of {size} entries")
-    unused = sorted({*range(size)} - {*ids.values()})
+    unused = sorted({*numbers} - taken)
     unused += [i for token, i in ids.items() if token.startswith("madeupword")]
     ids |= {f"madeupword{number:04d}": i for number, i in enumerate(unused)}
     write_text(into / "vocab.json", json.dumps(ids, ensure_ascii=False))

@@ -48,6 +48,7 @@ class Vocabulary:
         self.threads = -1  # that encode; -1: one for each core
         self.ids: dict[str, int] | None = None
         self.codes: dict[str, int] = {}  # of languages
+        self._has_tags = mapping is not None and languages is None  # as Marian models have them
         self.normalizes_punctuation = False
         if mapping is None:
             model = self.processor
@@ -109,7 +110,7 @@ class Vocabulary:
 
     def _tag_of(self, text: str) -> str:
         """The tag of a Marian model that a text begins with, or nothing."""
-        match = None if self.ids is None or self.codes else _TAG.match(text)
+        match = _TAG.match(text) if self._has_tags else None
         return match[0] if match else ""
 
     def join(self, rows: list[list[str]]) -> list[str]:
@@ -153,7 +154,7 @@ class Vocabulary:
     def tag(self, ids: list[int]) -> list[int]:
         """The tag that a row of ids begins with, or []: a piece like `>>de<<` of a Marian model, otherwise
         any of `symbols` before all other words."""
-        if self.ids is not None and not self.codes:
+        if self._has_tags:
             return ids[:1] if ids and _TAG.fullmatch(self.pieces[ids[0]]) else []
         end = 0
         for number, i in enumerate(ids, start=1):
@@ -174,11 +175,7 @@ class Vocabulary:
     @cached_property
     def marian_tags(self) -> list[str]:
         """The language tags of a Marian model, such as `>>fra<<`."""
-        return (
-            []
-            if self.ids is None or self.codes
-            else [piece for piece in self.pieces if _TAG.fullmatch(piece)]
-        )
+        return [piece for piece in self.pieces if self._has_tags and _TAG.fullmatch(piece)]
 
     @cached_property
     def symbol_pattern(self) -> re.Pattern[str] | None:
@@ -186,7 +183,7 @@ class Vocabulary:
         beginning. None if no text contains symbols."""
         if self.codes:
             return None
-        if self.ids is not None:
+        if self._has_tags:
             return re.compile(rf"\A{_TAG.pattern}", _TAG.flags)
         return pattern_of([self.pieces[i] for i in self.symbols])
 
