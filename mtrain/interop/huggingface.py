@@ -13,8 +13,9 @@ from mtrain.paths import path_of
 from mtrain.regular_files import MAX_JSON_BYTES
 from mtrain.storage.manifest import read_json
 
+SENTENCEPIECE = "sentencepiece.bpe.model"  # of all tokenizers but Marian's
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
-_FILES += ["source.spm", "target.spm", "sentencepiece.bpe.model", "tokenizer.json", "special_tokens_map.json"]
+_FILES += ["source.spm", "target.spm", SENTENCEPIECE, "tokenizer.json", "special_tokens_map.json"]
 _FILES += ["added_tokens.json", "README.md"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 _INDEX = ".index.json"  # in place of the weights: names the file of each tensor, if there are several

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.errors import ModelError
-from mtrain.interop.huggingface import read_object
+from mtrain.interop.huggingface import SENTENCEPIECE, read_object
 from mtrain.storage.atomic import write_text
 from mtrain.tokenizer.model_file import bpe_model
 from mtrain.tokenizer.tokenizer import LANGUAGES, Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary, load_model_file
 
-_MODEL = "sentencepiece.bpe.model"
 _SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # with the ids 0 to 3
 # M2M100Tokenizer knows its languages, in the order of their ids, by the `language_codes` of its config.
 _CODES = {
@@ -53,16 +52,16 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
         raise ModelError(f"{folder}: unsupported: tokenizer_class: {kind!r}; known: {', '.join(_CLASSES)}")
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
-    if (folder / _MODEL).is_file():
-        shutil.copyfile(folder / _MODEL, into / "joint.model")
-        pieces = _shifted(folder / _MODEL) if is_nllb else _read(folder / "vocab.json")
+    if (folder / SENTENCEPIECE).is_file():
+        shutil.copyfile(folder / SENTENCEPIECE, into / "joint.model")
+        pieces = _shifted(folder / SENTENCEPIECE) if is_nllb else _read(folder / "vocab.json")
         listed = _listed_codes(folder, names) if is_nllb else _m2m_codes(names)
     elif is_nllb and (file := folder / "tokenizer.json").is_file():
         pieces, model = _from_tokenizer_json(file)
         (into / "joint.model").write_bytes(model)
         listed = []
     else:
-        raise ModelError(f"{folder}: contains neither {_MODEL} nor tokenizer.json")
+        raise ModelError(f"{folder}: contains neither {SENTENCEPIECE} nor tokenizer.json")
     ids: dict[str, Any] = pieces | _added_tokens(folder, names)
     ids |= {token: i for i, token in enumerate(listed, len(pieces)) if token not in ids}
     codes = [token for token in ids if token not in pieces and not token.startswith("<")]
@@ -95,12 +94,12 @@ def write_tokenizer_of_codes(vocabulary: Vocabulary, folder: Path) -> dict[str, 
     first, ids = min(codes.values()), vocabulary.ids or {}
     pieces = {piece: i for piece, i in ids.items() if i < first}
     names: dict[str, Any] = {"additional_special_tokens": [*codes]}
-    (folder / _MODEL).write_bytes(vocabulary.processor.serialized_model_proto())
+    (folder / SENTENCEPIECE).write_bytes(vocabulary.processor.serialized_model_proto())
     for kind in _CODES:
         if [*codes] == _m2m_codes({"language_codes": kind}) and len(pieces) == first:
             write_text(folder / "vocab.json", json.dumps(pieces))
             return names | {"tokenizer_class": "M2M100Tokenizer", "language_codes": kind}
-    if pieces != _shifted(folder / _MODEL):
+    if pieces != _shifted(folder / SENTENCEPIECE):
         raise ModelError("m2m_100 needs the vocabulary of M2M-100 or NLLB-200, but this one is another")
     plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
     added = codes | {token: i for token, i in ids.items() if token == "<mask>"}

@@ -11,6 +11,7 @@ from torch import Tensor
 from mtrain.config.load import validate
 from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import ModelError
+from mtrain.interop.huggingface import SENTENCEPIECE
 from mtrain.interop.marian_tensors import starts_like
 from mtrain.regular_files import read_file
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -45,9 +46,6 @@ FIXED: dict[str, dict[str, bool]] = {
     "pegasus": {"scale_embedding": True, "normalize_before": True, "normalize_embedding": False},
     "m2m_100": {"scale_embedding": True},
 }
-PEGASUS_TOKENIZER = (
-    "sentencepiece.bpe.model"  # the SentencePiece model; Marian's are source.spm and target.spm
-)
 
 
 def mappings_of(separate: bool) -> dict[str, str]:
@@ -62,7 +60,7 @@ def take_marian_tokenizer(
     into.mkdir()
     mappings = mappings_of(separate)
     pegasus = config["model_type"] == "pegasus"
-    models = {side: PEGASUS_TOKENIZER if pegasus else f"{side}.spm" for side in mappings}
+    models = {side: SENTENCEPIECE if pegasus else f"{side}.spm" for side in mappings}
     for name in (*models.values(), *mappings.values()):
         if not (folder / name).is_file():
             raise ModelError(f"{folder}: missing file {name}")

@@ -15,8 +15,9 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import ModelError
 from mtrain.interop.formats import MIN_POSITIONS
 from mtrain.interop.generation_config import generation_from_decoding, max_output_length, not_exportable
+from mtrain.interop.huggingface import SENTENCEPIECE
 from mtrain.interop.m2m_100_tokenizer import write_tokenizer_of_codes
-from mtrain.interop.marian import EQUIVALENT, FIXED, PEGASUS_TOKENIZER, mappings_of, with_pad_last
+from mtrain.interop.marian import EQUIVALENT, FIXED, mappings_of, with_pad_last
 from mtrain.interop.marian_tensors import renamed, to_marian, to_pegasus
 from mtrain.storage.atomic import write_text
 from mtrain.tokenizer.vocabulary import Vocabulary
@@ -76,7 +77,7 @@ def write_pegasus(loaded: LoadedModel, folder: Path) -> None:
     start = vocabulary.pieces[model.bos_id]
     names = {"tokenizer_class": "Speech2TextTokenizer", "bos_token": start, "pad_token": start}
     _write_tokenizer(loaded, folder, names)
-    (folder / PEGASUS_TOKENIZER).write_bytes(spm)
+    (folder / SENTENCEPIECE).write_bytes(spm)
     _write_json(folder / "vocab.json", _ids(vocabulary))
 
 
