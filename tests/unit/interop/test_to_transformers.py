@@ -45,7 +45,7 @@ def by_generate(folder: Path, texts: list[str]) -> list[str]:
 )
 def test_pre_norm_models_are_pegasus_and_are_imported_exactly(tokenizers, tmp_path, shape):
     model, out, back = tmp_path / "model", tmp_path / "out", tmp_path / "back"
-    settings = {"forbidden_ids": [7, 20, 30], "force_eos": True, "no_repeat_ngram": 3, "length_penalty": 0.7}
+    settings = {"forbidden_ids": [7, 20, 30], "length_penalty": 0.7}
     random_model(model, tokenizers[True], SMALL_LIMIT.model_copy(update=settings), norm="pre", **shape)
     texts = SOURCES + AWKWARD
     [summary] = export_model(model, out, "transformers", texts=texts + ODD)
