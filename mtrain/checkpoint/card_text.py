@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mtrain.checkpoint.model_info import Ancestor, Description, Origin
 from mtrain.config.languages import Direction, base_language
+from mtrain.config.schema import ModelFolderConfig
 from mtrain.duration import format_duration
 from mtrain.templates import load_templates
 
@@ -14,11 +15,18 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _HOME = "https://github.com/mtrain/mtrain"
-LIBRARIES = {"marian": "transformers", "ctranslate2": "ctranslate2"}  # that load exported models
+LIBRARIES = {  # that load exported models, with their titles
+    "marian": ("transformers", "Hugging Face Transformers"),
+    "pegasus": ("transformers", "Hugging Face Transformers"),
+    "m2m_100": ("transformers", "Hugging Face Transformers"),
+    "ctranslate2": ("ctranslate2", "CTranslate2"),
+    "argos": ("argostranslate", "Argos Translate"),
+}
 
 
 def model_card(model: Description) -> str:
-    """The card of a model, in Markdown. Its license is not stated, because it is not known."""
+    """The card of a model, in Markdown. It states the license of the models that the model was imported from
+    or descends from, if they have one license; that of other models is not known."""
     return _render(
         "card.md",
         model,
@@ -26,6 +34,7 @@ def model_card(model: Description) -> str:
         vocabulary=vocabulary_size(model),
         origin=describe_origin(model.info.origin, code=True),
         usage=model_usage(model),
+        exported_to=LIBRARIES[model.info.export.format][1] if model.info.export else "",
         roots=_roots(model.info.origin),
     )
 
@@ -34,7 +43,7 @@ def _metadata(model: Description) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     config, info = model.config, model.info
-    library = LIBRARIES[info.export.format] if info.export else "mtrain"
+    library = LIBRARIES[info.export.format][0] if info.export else "mtrain"
     codes = map(base_language, (config.source_lang, *config.target_languages))
     # An exported model may translate differently from the one that was scored.
     may_differ = info.export is not None and (info.export.changed or info.export.quantization)
@@ -55,7 +64,9 @@ def _metadata(model: Description) -> str:
         for score in scores
     ]
     corpora = chain(info.data.train, info.data.validation) if info.data else ()
+    licenses = _unique(_licenses(info.origin)) or []
     data = ModelCardData(
+        license=licenses[0] if len(licenses) == 1 else None,
         language=_unique(code for code in codes if re.fullmatch("[a-z]{2,3}", code) and code != "und"),
         library_name=library,
         pipeline_tag=task,
@@ -72,6 +83,14 @@ def _metadata(model: Description) -> str:
 def _unique(values: Iterable[str]) -> list[str] | None:
     """The values without repetitions; None instead of an empty list."""
     return list(dict.fromkeys(values)) or None
+
+
+def _licenses(origin: Origin | None) -> Iterator[str]:
+    """The licenses of a model and of the models that it descends from."""
+    if origin is not None:
+        yield from filter(None, [origin.license])
+        for ancestor in origin.ancestors:
+            yield from _licenses(ancestor.origin)
 
 
 def _identifier(name: str) -> str:
@@ -112,7 +131,18 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
-    return _render("usage.md", model, is_joint=(model.folder / "joint.model").exists())
+    facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
+    if codes := model.config.languages:
+        source, target = codes[0], codes[-1]
+        facts["languages"] = f" --from {source} --to {target}"
+        facts["between"] = f'.between("{source}", "{target}")'
+    is_joint = (model.folder / "joint.model").exists()
+    return _render("usage.md", model, is_joint=is_joint, package=argos_package(model.config), **facts)
+
+
+def argos_package(config: ModelFolderConfig) -> str:
+    """The name of a package for Argos Translate, without the extension."""
+    return f"translate-{base_language(config.source_lang)}_{base_language(config.target_lang)}"
 
 
 def _render(template: str, model: Description, **facts: object) -> str:
@@ -137,6 +167,7 @@ def _templates() -> "Environment":
         inline=_inline,
         code=_code,
         one_line=_one_line,
+        language=base_language,
         number=_number,
         duration=format_duration,
     )

@@ -73,7 +73,7 @@ def write_exported_card(model: Path, folder: Path, export: ExportInfo) -> None:
     if card is None:
         write_card(folder)
         return
-    library = LIBRARIES[export.format]
+    library, _ = LIBRARIES[export.format]
     block = _METADATA.match(card)
     if block is not None:
         metadata = _OWN_LIBRARY.sub(f"library_name: {library}", block[0])

@@ -93,12 +93,14 @@ class Origin(_Part):
 
     kind: Literal["trained", "imported", "averaged"]
     ancestors: list[Ancestor] = []  # of a trained model: the one that training started from
+    license: Text | None = None  # of an imported model
 
 
 class ExportInfo(_Part):
     """What a model was exported to. Its folder has no config.yaml."""
 
     format: Format
+    folder: Text | None = None  # its name
     quantization: Text | None = None
     parameters: Total
     config: ModelFolderConfig

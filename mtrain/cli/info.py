@@ -15,7 +15,7 @@ from mtrain.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from mtrain.checkpoint.model_info import Description, ModelInfo
-    from mtrain.config.schema import Config
+    from mtrain.config.schema import Config, ModelFolderConfig
     from mtrain.config.sections.decoding import DecodingConfig
     from mtrain.runs.summary import Files, RunProgress, Summary
 
@@ -159,7 +159,7 @@ def _model(model: "Description") -> Rows:
         longest += "" if info.export else "; longer lines are split"
         limits = [["longest source", longest], ["decoding", _decoding(config.decoding)]]
     rows = [
-        ["languages", f"{config.source_lang} to {', '.join(config.target_languages)}"],
+        ["languages", _languages(config)],
         ["parameters", size],
         ["layers", f"{architecture.encoder_layers} encoder, {decoder}"],
         ["width", f"{architecture.d_model}, feed-forward {architecture.ffn_dim}, {attention}"],
@@ -171,6 +171,12 @@ def _model(model: "Description") -> Rows:
     if info.export:
         rows.append(["format", " ".join(filter(None, (info.export.format, info.export.quantization)))])
     return rows
+
+
+def _languages(config: "ModelFolderConfig") -> str:
+    if config.languages:
+        return f"between {len(config.languages)}: {', '.join(config.languages)}"
+    return f"{config.source_lang} to {', '.join(config.target_languages)}"
 
 
 def _tokenizer(model: "Description") -> str:

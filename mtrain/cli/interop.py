@@ -10,38 +10,49 @@ from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import open_stdout
 from mtrain.errors import UsageError
 
-ExportFormat = Literal["marian", "ctranslate2"]
+ExportFormat = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos"]
 Quantization = Literal["int8", "int8_float32", "float16", "bfloat16"]
 
 
 def import_(
     source: Annotated[
-        str, Argument(metavar="SOURCE", help="MarianMT model: a folder, or a name on the Hugging Face Hub.")
+        str,
+        Argument(
+            metavar="SOURCE",
+            help="MarianMT, M2M-100 or NLLB-200 model: a folder, or a name on the Hugging Face Hub.",
+        ),
     ],
     out: Annotated[Path, Argument(metavar="MODEL", help="Model folder to create.")],
     set_: options.Set = None,
 ) -> None:
-    """Import a MarianMT model from Hugging Face.
+    """Import a MarianMT, M2M-100 or NLLB-200 model from Hugging Face.
 
     Converts it to a model folder, which you can translate with or fine-tune.
 
     Examples:
         mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
+        mtrain import facebook/nllb-200-distilled-600M models/nllb
     """
-    from mtrain.interop.marian import import_marian
+    from mtrain.interop.import_model import import_model
 
-    import_marian(source, out, options.overrides(set_))
-    terminal.suggest("model saved; next", f"mtrain translate {shlex.quote(str(out))} 'Hello.'")
+    has_codes = import_model(source, out, options.overrides(set_))
+    command = f"mtrain translate {shlex.quote(str(out))}{' --from en --to de' if has_codes else ''} 'Hello.'"
+    terminal.suggest("model saved; next", command)
 
 
 def export(
     model: options.ModelFolder,
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to create.")],
     format: Annotated[
-        ExportFormat, Option(help="marian: for Hugging Face Transformers; ctranslate2: for CTranslate2.")
+        ExportFormat,
+        Option(
+            help="transformers: for Hugging Face Transformers, as marian, pegasus or m2m_100, whichever the "
+            "model is; "
+            "ctranslate2: for CTranslate2; argos: for Argos Translate and LibreTranslate."
+        ),
     ],
     quantization: Annotated[
-        Quantization | None, Option(help="Data type of the weights; only for ctranslate2.")
+        Quantization | None, Option(help="Data type of the weights; for ctranslate2 and argos.")
     ] = None,
     input_file: Annotated[
         Path | None,
@@ -60,9 +71,10 @@ def export(
 
     Examples:
         mtrain export runs/mine exported --format ctranslate2 --quantization int8
+        mtrain export runs/mine exported --format transformers
     """
-    if quantization is not None and format != "ctranslate2":
-        raise UsageError("--quantization requires --format ctranslate2")
+    if quantization is not None and format not in ("ctranslate2", "argos"):
+        raise UsageError("--quantization requires --format ctranslate2 or argos")
     if input_file is not None:
         terminal.require_file(input_file)
     from mtrain.interop.export import export_model
@@ -71,5 +83,7 @@ def export(
     lines = export_model(model, out, format, quantization, texts, options.overrides(set_))
     with open_stdout() as stdout:
         stdout.writelines(f"{terminal.wrap(line, stdout)}\n" for line in lines)
-    loader = "transformers.MarianMTModel.from_pretrained" if format == "marian" else "ctranslate2.Translator"
-    terminal.suggest("model saved; load it in Python", f"{loader}({str(out)!r})")
+    loaders = {"ctranslate2": "ctranslate2.Translator", "argos": "argostranslate.package.install_from_path"}
+    loader = loaders.get(format, "transformers.AutoModelForSeq2SeqLM.from_pretrained")
+    [place] = out.glob("*.argosmodel") if format == "argos" else [out]
+    terminal.suggest("model saved; load it in Python", f"{loader}({str(place)!r})")

@@ -1,7 +1,8 @@
 """Language codes, and what depends on the language."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,7 +13,10 @@ from mtrain.errors import UsageError
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-LanguageTags = Literal["none", "target", "both"]
+# How a model is told the languages of a sentence: by tags before the source (see `Direction.tag`), or by the
+# codes of an imported model (`Tokenizer.tags_of`), of which each side begins with its own. With `codes_last`,
+# the code of the source follows its EOS, as in the first versions of NLLB-200.
+LanguageTags = Literal["none", "target", "both", "codes", "codes_last"]
 
 # For languages written without spaces, 13a would count whole sentences as words. Others of these: `char`.
 _BLEU_TOKENIZERS = {**dict.fromkeys(("zh", "lzh", "wuu", "yue"), "zh"), "ja": "ja-mecab", "ko": "ko-mecab"}
@@ -39,8 +43,9 @@ class Direction(NamedTuple):
     def tag(self, tags: LanguageTags) -> str:
         """What tells a multilingual model the languages of a source sentence, at its beginning: `<2de>` for
         the target (Johnson et al. 2017, section 3) and, before it, `<en>` for the source if `tags` is
-        `both`; nothing if it is `none`."""
-        return {"none": "", "target": f"<2{self.target}>", "both": f"<{self.source}> <2{self.target}>"}[tags]
+        `both`; otherwise nothing."""
+        found = {"target": f"<2{self.target}>", "both": f"<{self.source}> <2{self.target}>"}
+        return found.get(tags, "")
 
 
 def split_tag(source: str) -> tuple[str | None, str]:
@@ -61,6 +66,28 @@ def base_language(code: str) -> str:
 def is_same_language(one: str | None, other: str | None) -> bool:
     """Whether two codes are of one language, as `pt` and `pt-BR` are. None stands for an unknown language."""
     return one is not None and other is not None and base_language(one) == base_language(other)
+
+
+def find_code(code: str, known: Collection[str]) -> str:
+    """The one of the `known` codes of a model that a language code stands for: `deu_Latn` for itself, `deu`
+    and `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if there is none or if several
+    fit."""
+    if code in known:
+        return code
+    scripts = {part for part in re.split("[-_]", code.lower())[1:] if len(part) > 3}  # others are regions
+    fitting = [
+        one
+        for one in known
+        if is_same_language(one, code) and (scripts <= {*one.lower().split("_")} or "_" not in one)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UsageError(f"language {code}: several codes of the model fit: {', '.join(fitting)}; give one")
+    parts = {one.partition("_")[0]: one for one in known} | {one: one for one in known}
+    near = [parts[part] for part in get_close_matches(code, parts, 1, 0.5)]
+    cure = f"did you mean {near[0]}?" if near else f"its codes are such as {', '.join(sorted(known)[:8])}"
+    raise UsageError(f"language {code}: the model has no such language; {cure}")
 
 
 @cache

@@ -16,7 +16,7 @@ from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.sections.training import TrainingConfig
 
-Format = Literal["marian", "ctranslate2"]
+Format = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos"]
 
 
 class ExportConfig(Section):
@@ -24,7 +24,8 @@ class ExportConfig(Section):
 
     require: list[Format] = Field(
         [],
-        description="formats that must be possible; `fit` fails at startup if the architecture rules one out",
+        description="formats that must be possible; `fit` fails at startup if the model rules one out; "
+        "transformers: `marian`, `pegasus` or `m2m_100`, whichever the model is",
     )
 
 
@@ -97,6 +98,8 @@ class Config(Section):
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not reused:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
         self._require_visible_changes(reused is not None)
+        if self.data.language_tags.startswith("codes") and not reused:
+            raise ValueError("data.language_tags: codes are for imported models; give training.init_from")
         longest = self.longest_sequence
         if auto and "batch_tokens" not in training.model_fields_set:  # the batch will be large enough
             training = training.model_copy(update={"batch_tokens": max(longest, training.batch_tokens)})
@@ -159,7 +162,11 @@ class ModelFolderConfig(Section):
 
     source_lang: str = Field(min_length=1, description="language code of the source")
     target_lang: str = Field(min_length=1, description="language code of the target")
-    language_tags: LanguageTags = Field("none", description="language tags before each source")
+    language_tags: LanguageTags = Field("none", description="language tags before each source, or codes")
+    languages: list[str] = Field([], description="languages that the vocabulary has codes for")
+    normalizes_punctuation: bool = Field(
+        False, description="whether punctuation is normalized as by Moses, before segmentation"
+    )
     max_length: int = Field(ge=2, le=65536, description="longest source, in tokens; longer lines are split")
     tokenizer: TokenizerConfig = Field(description="the settings that the tokenizer was made with")
     model: ModelConfig = Field(description="the architecture, vocabulary sizes and token ids")
@@ -168,5 +175,7 @@ class ModelFolderConfig(Section):
     @property
     def target_languages(self) -> list[str]:
         """The languages that the model translates into, from its language tags if it uses any."""
+        if self.language_tags.startswith("codes"):
+            return self.languages
         tags = [symbol[2:-1] for symbol in self.tokenizer.symbols if re.fullmatch(r"<2[\w-]+>", symbol)]
         return [self.target_lang] if self.language_tags == "none" else tags

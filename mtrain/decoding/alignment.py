@@ -31,7 +31,7 @@ def count_words(text: str) -> int:
 
 def words_at(text: str, positions: Sequence[int]) -> list[Words]:
     """The words of the tokens of a text, which begin at `positions`: the word at or after the position, or
-    the last word, and the words that begin between it and the next position."""
+    the last word, and the words that begin between it and the next position. None for a position of -1."""
     spans = [word.span() for word in _WORD.finditer(text)]
     if not spans:
         return [NO_WORDS] * len(positions)
@@ -40,7 +40,8 @@ def words_at(text: str, positions: Sequence[int]) -> list[Words]:
     found = []
     for position, following in pairwise([*positions, len(text)]):
         first = min(bisect_right(ends, position), len(spans) - 1)
-        found.append((first, max(first + 1, bisect_left(begins, following))))
+        words = first, max(first + 1, bisect_left(begins, following))
+        found.append(NO_WORDS if position < 0 else words)
     return found
 
 

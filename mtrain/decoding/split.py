@@ -16,7 +16,7 @@ from mtrain.config.sections.decoding import SplitMode
 from mtrain.decoding.alignment import NO_WORDS, Words, words_at
 from mtrain.errors import DataError, UsageError
 from mtrain.invisible_characters import is_blank
-from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
+from mtrain.tokenizer.tokenizer import TagIds, Tokenizer, valid_text
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Part(NamedTuple):
     """The unit of decoding: a line, or one of the parts of a line that is split."""
 
     line: int  # index of the line in its window
-    source: list[int]  # ids, ending in EOS
+    source: list[int]  # ids, ending in EOS, or in the code of a language after it
     prefix: list[int]  # ids that its translation begins with
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
     # for alignments: the words of the line that each source id but EOS belongs to; none for a language tag
@@ -127,14 +127,14 @@ class _Line(NamedTuple):
 
 class Splitter(NamedTuple):
     """Splits texts into lines, and lines of a language into parts of at most `longest` tokens each, including
-    EOS. Each part begins with the ids of the language tag `tag`, or of a tag that the line begins with; if
-    the tag `is_chosen`, it is an error if they differ."""
+    EOS. Each part has the ids of the languages `tags`, or of a tag that the line begins with; if the tag
+    `is_chosen`, it is an error if they differ."""
 
     tokenizer: Tokenizer
     longest: int
     language: str
     mode: SplitMode = "long"  # `decoding.split`
-    tag: Sequence[int] = ()
+    tags: TagIds = TagIds()
     is_chosen: bool = False
 
     def parts_of(
@@ -157,20 +157,31 @@ class Splitter(NamedTuple):
             if alignments and filled:
                 words = self._words(line, is_whole, filled)
             for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
-                ids, key = [*line.tag, *part, self.tokenizer.special.eos], (first + index, number)
-                parts.append(Part(index, ids, prefix_ids[line.owner], key, of_part))
+                prefix, key = [*self.tags.target, *prefix_ids[line.owner]], (first + index, number)
+                parts.append(Part(index, self._whole([*line.tag, *part]), prefix, key, of_part))
         owners = [line.owner for line in lines]
-        for owner, count in Counter(owners[part.line] for part in parts if part.prefix).items():
-            if count > 1:
+        for owner, count in Counter(owners[part.line] for part in parts).items():
+            if count > 1 and prefix_ids[owner]:
                 raise SplitPrefixError(first + owners.index(owner), count)
         return parts
 
-    def encode(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """The source ids of texts without splitting them, with language tags and without EOS. `first` is
-        the index of the first text in the whole input."""
+    def encode(self, texts: Sequence[str], first: int = 0, most: int | None = None) -> list[list[int]]:
+        """The source ids of texts without splitting them, with language tags and EOS, cut to at most `most`
+        ids. `first` is the index of the first text in the whole input."""
         tagged = [self._tag_of(text, number) for number, text in enumerate(texts, first + 1)]
         rows = self.tokenizer.encode_source([text for _, text in tagged])
-        return [[*tag, *ids] for (tag, _), ids in zip(tagged, rows, strict=True)]
+        return [self._whole([*tag, *ids], most) for (tag, _), ids in zip(tagged, rows, strict=True)]
+
+    def encode_target(self, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
+        """The target ids of texts, with the code of their language if the model uses codes, and EOS, cut to
+        at most `most` ids."""
+        rows, end = self.tokenizer.encode_target(list(texts)), None if most is None else most - 1
+        return [[*[*self.tags.target, *ids][:end], self.tokenizer.special.eos] for ids in rows]
+
+    def _whole(self, ids: Sequence[int], most: int | None = None) -> list[int]:
+        """Source ids with EOS and what follows it, cut to at most `most` ids."""
+        after = [self.tokenizer.special.eos, *self.tags.after_source]
+        return [*ids[: None if most is None else most - len(after)], *after]
 
     def _lines_of(self, texts: Sequence[str], first: int) -> Iterator[_Line]:
         number = first
@@ -181,15 +192,16 @@ class Splitter(NamedTuple):
                 yield _Line(owner, whole, rest, tag)
 
     def _tag_of(self, text: str, number: int) -> tuple[list[int], str]:
-        """The ids of the language tag of a line, by default `self.tag`, and the line without it."""
-        language, rest = split_tag(text.lstrip()) if self.tag else (None, text)
+        """The ids of the language tag of a line, by default of `self.tags`, and the line without it."""
+        own = list(self.tags.source)
+        language, rest = split_tag(text.lstrip()) if own else (None, text)
         if language is None:
-            return list(self.tag), text
+            return own, text
         given = text.removesuffix(rest).split()
         names = {i: self.tokenizer.source.pieces[i] for i in self.tokenizer.source.symbols}
-        default = [names[i] for i in self.tag if i in names]
+        default = [names[i] for i in own if i in names]
         if len(given) > len(default) or not set(given) <= set(names.values()):  # not the tag of a language
-            return list(self.tag), text
+            return own, text
         missing = default[: len(default) - len(given)]  # the source language
         if self.is_chosen and [*missing, *given] != default:
             found = f"line {number} begins with {' '.join(given)}, but {' '.join(default)} was chosen"
@@ -232,7 +244,7 @@ class Splitter(NamedTuple):
     @property
     def _most_ids(self) -> int:
         """The number of ids that a part may have without language tag and EOS."""
-        return self.longest - len(self.tag) - 1
+        return self.longest - len(self.tags.source) - len(self.tags.after_source) - 1
 
     def split_line(self, text: str) -> list[list[int]]:
         """Source ids of a text in parts, without language tag and EOS. The parts are sentences, because most

@@ -51,10 +51,9 @@ class Translator:
         from tags, and `between` chooses others than `direction`."""
         self.tokenizer = ensemble.tokenizer
         self.device = ensemble.device
-        self.direction = direction
-        self.own_direction = direction  # of the models; `between` does not change it
         self.language_tags = language_tags
-        self.tag = self.tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
+        self._set_direction(direction)
+        self.own_direction = self.direction  # of the models; `between` does not change it
         self.is_chosen = False  # whether `between` chose the languages
         self.max_length = max_length
         self.fingerprint = fingerprint
@@ -153,6 +152,7 @@ class Translator:
 
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
         """A translator with the same models for other languages. None and `und` keep the current language.
+        If the models have codes of languages, `de` stands for `deu_Latn` unless several codes fit.
         Once a language is chosen, a line that begins with the tag of another language is an error.
 
         It shares what `with_settings` shares. Raises UsageError if the models have no tags for these
@@ -168,10 +168,16 @@ class Translator:
             raise UsageError(f"the model translates into {self.target_lang}, not {direction.target}; {cure}")
         self.workers  # noqa: B018  # an error if this one is closed
         other = copy.copy(self)
-        other.direction, other.tag = direction, self.tokenizer.tag_ids(direction.tag(self.language_tags))
+        other._set_direction(direction)
         other.is_chosen = self.is_chosen or any(given)
         other._use(self.decoding)
         return other
+
+    def _set_direction(self, direction: Direction) -> None:
+        """Translate in a direction. Raises UsageError if the models have no tags or codes for it."""
+        self.direction = self.tokenizer.complete(direction)
+        if "und" not in self.direction or not self.tokenizer.source.codes:  # which `splitter` would miss
+            self.tokenizer.tags_of(self.direction, self.language_tags)
 
     @property
     def target_lang(self) -> str:
@@ -295,6 +301,8 @@ class Translator:
 
     @property
     def splitter(self) -> Splitter:
-        """Splits texts into lines, and lines into parts."""
+        """Splits texts into lines, and lines into parts. Raises UsageError if the languages are not known to
+        a model that has codes for them."""
         language, mode = self.direction.source, self.decoding.split
-        return Splitter(self.tokenizer, self.max_length, language, mode, self.tag, self.is_chosen)
+        tags = self.tokenizer.tags_of(self.direction, self.language_tags)
+        return Splitter(self.tokenizer, self.max_length, language, mode, tags, self.is_chosen)

@@ -10,10 +10,11 @@ from mtrain.checkpoint.model_info import ExportInfo, model_folder_of
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
+from mtrain.interop.argos import pack_argos, write_argos
 from mtrain.interop.ctranslate2 import write_ctranslate2
-from mtrain.interop.formats import unsupported_reason
-from mtrain.interop.marian import write_marian
-from mtrain.interop.verify import open_ctranslate2, open_marian, verify
+from mtrain.interop.formats import concrete_format, unsupported_reason
+from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
+from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
 
 
@@ -33,28 +34,35 @@ def export_model(
     """
     require_new_folder(out)
     loaded = load_model(model, overrides)
-    if reason := unsupported_reason(loaded.model.config, format):
+    if reason := unsupported_reason(loaded.config, format):
         raise ModelError(f"{model}: {format} does not support this model: {reason}; use --format ctranslate2")
+    format = concrete_format(loaded.config, format)
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     lines: list[str] = []
 
     def fill(temporary: Path) -> None:
-        if format == "marian":
-            write_marian(loaded, temporary)
-            exported = open_marian(temporary, loaded)
-        else:
+        if format == "argos":
+            exported = open_ctranslate2(write_argos(loaded, temporary, quantization), loaded, quantization)
+        elif format == "ctranslate2":
             write_ctranslate2(loaded, temporary, quantization)
             exported = open_ctranslate2(temporary, loaded, quantization)
+        else:
+            writers = {"marian": write_marian, "pegasus": write_pegasus, "m2m_100": write_m2m_100}
+            writers[format](loaded, temporary)
+            exported = open_transformers(temporary, loaded)
         lines.extend(verify(loaded, exported, texts, exact=quantization is None))
         parameters = sum(tensor.numel() for tensor in loaded.model.parameters())
         described = ExportInfo(
             format=format,
+            folder=out.name,
             quantization=quantization,
             parameters=parameters,
             config=_publishable(loaded.config),
             changed=bool(overrides),
         )
         write_exported_card(model_folder_of(model), temporary, described)
+        if format == "argos":
+            pack_argos(loaded.config, temporary)
 
     write_new_folder(out, fill)
     return lines

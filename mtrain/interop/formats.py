@@ -1,11 +1,11 @@
-"""The architectures that each format of `mtrain export` supports."""
+"""The models that each format of `mtrain export` supports."""
 
 import importlib
 from types import ModuleType
 from typing import get_args
 
-from mtrain.config.schema import Config, Format
-from mtrain.config.sections.model import Architecture
+from mtrain.config.languages import LanguageTags
+from mtrain.config.schema import Config, Format, ModelFolderConfig
 from mtrain.errors import UsageError
 
 # Of exported sinusoidal encodings, which are constants there. Longer texts are an error in other programs, or
@@ -13,29 +13,60 @@ from mtrain.errors import UsageError
 MIN_POSITIONS = 1024
 
 
-def unsupported_reason(model: Architecture, format: Format) -> str | None:
-    """Why a format does not support an architecture; None if it does."""
+def concrete_format(config: Config | ModelFolderConfig, format: Format) -> Format:
+    """`format`, but instead of `transformers` the one of a model's layers and languages."""
+    if format != "transformers":
+        return format
+    if _tags(config).startswith("codes"):
+        return "m2m_100"
+    return "pegasus" if config.model.norm == "pre" else "marian"
+
+
+def _tags(config: Config | ModelFolderConfig) -> LanguageTags:
+    return config.data.language_tags if isinstance(config, Config) else config.language_tags
+
+
+def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> str | None:
+    """Why a format does not support a model; None if it does."""
+    model, tags, format = config.model, _tags(config), concrete_format(config, format)
     if model.is_classifier:
         return "model.head must be translation"
     if format == "ctranslate2":  # supports every other option of Architecture
         return None
-    if model.norm != "post":
-        return "model.norm must be post"
-    if model.positions != "sinusoidal":
-        return "model.positions must be sinusoidal"
-    return "model.activation must not be swiglu" if model.activation == "swiglu" else None
+    if format == "argos":
+        if tags != "none":
+            return "language_tags must be none, because Argos Translate cannot begin a text with a tag"
+        return None if config.tokenizer.joint else "tokenizer.joint must be true, for it has one vocabulary"
+    if tags.startswith("codes") != (format == "m2m_100"):
+        return f"language_tags must {'' if format == 'm2m_100' else 'not '}be codes"
+    if model.activation == "swiglu":
+        return "model.activation must not be swiglu"
+    if format == "marian":
+        if model.norm != "post":
+            return "model.norm must be post"
+        if model.positions != "sinusoidal" or model.first_position:
+            return "model.positions must be sinusoidal" + (" and start at 0" * bool(model.first_position))
+        return None
+    if model.norm != "pre":
+        return "model.norm must be pre"
+    if model.positions == "rotary":
+        return "model.positions must not be rotary"
+    if format == "m2m_100" and (model.positions, model.first_position) != ("sinusoidal_marian", 2):
+        return "model.positions must be sinusoidal_marian, and model.first_position 2"
+    return None if model.tie_embeddings == "all" else "model.tie_embeddings must be all"
 
 
 def require_exports(config: Config) -> None:
-    """Raise UsageError if the architecture rules out a format in `export.require`."""
+    """Raise UsageError if the model rules out a format in `export.require`."""
     for format in config.export.require:
-        if reason := unsupported_reason(config.model, format):
+        if reason := unsupported_reason(config, format):
             raise UsageError(f"export.require: {format} does not support this model: {reason}")
 
 
-def describe_exports(model: Architecture) -> str:
-    """Which formats support an architecture, for the log."""
-    reasons = {format: unsupported_reason(model, format) for format in get_args(Format)}
+def describe_exports(config: Config) -> str:
+    """Which formats support a model, for the log."""
+    formats = [format for format in get_args(Format) if format != "transformers"]
+    reasons = {format: unsupported_reason(config, format) for format in formats}
     return ", ".join(f"{name}: {f'no ({reason})' if reason else 'yes'}" for name, reason in reasons.items())
 
 

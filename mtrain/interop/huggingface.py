@@ -10,10 +10,13 @@ from torch import Tensor
 from mtrain.checkpoint.tensors import load_tensors
 from mtrain.errors import ModelError
 from mtrain.paths import path_of
+from mtrain.regular_files import MAX_JSON_BYTES
 from mtrain.storage.manifest import read_json
 
+SENTENCEPIECE = "sentencepiece.bpe.model"  # of all tokenizers but Marian's
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
-_FILES += ["source.spm", "target.spm"]
+_FILES += ["source.spm", "target.spm", SENTENCEPIECE, "tokenizer.json", "special_tokens_map.json"]
+_FILES += ["added_tokens.json", "README.md"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 _INDEX = ".index.json"  # in place of the weights: names the file of each tensor, if there are several
 
@@ -40,14 +43,15 @@ def source_folder(source: str) -> Path:
     return folder
 
 
-def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file is `optional` and missing. Raises ModelError."""
+def read_object(file: Path, optional: bool = False, most: int | None = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a file of at most `most` bytes (None: as any JSON file); empty if the file is
+    `optional` and missing. Raises ModelError."""
     if not file.exists():
         if optional:
             return {}
         raise ModelError(f"{file}: missing")
     try:
-        value = read_json(file)
+        value = read_json(file, most)
     except (OSError, ValueError) as error:
         raise ModelError(f"{file}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):

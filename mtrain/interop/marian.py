@@ -1,42 +1,23 @@
-"""Import and export of Hugging Face's MarianMTModel (Junczys-Dowmunt et al., "Marian", ACL 2018)."""
+"""Import of tokenizers and architectures from Hugging Face Transformers: MarianMTModel (Junczys-Dowmunt et
+al., "Marian", ACL 2018), PegasusForConditionalGeneration as `mtrain export` writes it, and
+M2M100ForConditionalGeneration, whose tokenizer is in another module."""
 
-import json
-import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from mtrain.checkpoint.model_card import write_card
-from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
-from mtrain.config.load import override, validate
-from mtrain.config.schema import ModelFolderConfig
+from mtrain.config.load import validate
 from mtrain.config.sections.model import ModelConfig
-from mtrain.config.yaml_io import to_yaml
-from mtrain.decoding.search.constraints import check_forbidden_ids
-from mtrain.errors import ModelError, UsageError
-from mtrain.interop.formats import MIN_POSITIONS
-from mtrain.interop.generation_config import (
-    decoding_from_generation,
-    generation_from_decoding,
-    max_output_length,
-    not_exportable,
-)
-from mtrain.interop.huggingface import read_object, read_weights, source_folder
-from mtrain.interop.marian_tensors import from_marian, starts_like, to_marian, without_last_token
-from mtrain.paths import path_of
+from mtrain.errors import ModelError
+from mtrain.interop.huggingface import SENTENCEPIECE
+from mtrain.interop.marian_tensors import starts_like
 from mtrain.regular_files import read_file
-from mtrain.storage.atomic import require_new_folder, write_new_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
-log = logging.getLogger(__name__)
-
-_EQUIVALENT = {  # keys of config.json and ModelConfig
+EQUIVALENT = {  # keys of config.json and ModelConfig
     "d_model": "d_model",
     "encoder_layers": "encoder_layers",
     "decoder_layers": "decoder_layers",
@@ -50,100 +31,42 @@ _EQUIVALENT = {  # keys of config.json and ModelConfig
 }
 _DEFAULTS = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
-# The only values that mtrain supports. MarianMTModel itself has an option for the first one only; the others
-# may differ in configs written by other programs.
-_FIXED = {
-    "scale_embedding": True,
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "layernorm_embedding": False,
-    "add_final_layer_norm": False,
-    "add_bias_logits": False,
-    "static_position_embeddings": True,
+# The only values that mtrain supports, by model type. The models themselves have an option for the first one
+# only; the others may differ in configs written by other programs, and CTranslate2's converter needs them.
+FIXED: dict[str, dict[str, bool]] = {
+    "marian": {
+        "scale_embedding": True,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "layernorm_embedding": False,
+        "add_final_layer_norm": False,
+        "add_bias_logits": False,
+        "static_position_embeddings": True,
+    },
+    "pegasus": {"scale_embedding": True, "normalize_before": True, "normalize_embedding": False},
+    "m2m_100": {"scale_embedding": True},
 }
 
 
-def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
-    """Create a model folder from a MarianMTModel in a folder or on the Hugging Face Hub.
-
-    `overrides` set `decoding.*`, `source_lang` and `target_lang`. Raises ModelError if something
-    is missing, damaged or unsupported, and UsageError if `out` exists.
-    """
-    require_new_folder(out)
-    folder = source_folder(source)
-    config = read_object(folder / "config.json")
-    if config.get("model_type") != "marian":
-        kind = config.get("model_type")
-        raise ModelError(f"{folder}: not a MarianMT model; model_type in config.json is {kind!r}")
-
-    def fill(temporary: Path) -> None:
-        names = read_object(folder / "tokenizer_config.json", optional=True)
-        separate = bool(names.get("separate_vocabs"))
-        file, theirs = read_weights(folder)
-        tokenizer = _take_tokenizer(folder, temporary / "tokenizer", config, separate, theirs)
-        sizes = config
-        if tokenizer.source.ids is None and config.get("vocab_size") == len(tokenizer.source) + 1:
-            theirs = without_last_token(theirs)
-            sizes = config | dict.fromkeys(("vocab_size", "decoder_vocab_size"), len(tokenizer.source))
-            sizes["decoder_start_token_id"] = tokenizer.special.bos
-        model = _model_config(sizes, tokenizer)
-        tensors, model = from_marian(theirs, config, model, file)
-        limit, positions = names.get("model_max_length"), model.max_positions
-        raw = {
-            "source_lang": names.get("source_lang") or "und",
-            "target_lang": names.get("target_lang") or "und",
-            "language_tags": names.get("language_tags") or "none",
-            "max_length": min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions,
-            "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
-            "model": model.model_dump(mode="json"),
-            "decoding": _decoding(folder, config, model),
-        }
-        settled = validate(ModelFolderConfig, raw, source, ModelError)
-        if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
-            raise ModelError(f"generation settings: bad_words_ids: {highest} is not a token id of this model")
-        changed = _with_overrides(settled, overrides)
-        if "und" in (changed.source_lang, changed.target_lang):
-            advice = "set them with --set source_lang=... --set target_lang=..."
-            log.warning("%s: unknown languages; %s", folder, advice)
-        write_text(temporary / "config.yaml", to_yaml(changed))
-        save_file(tensors, temporary / "model.safetensors")
-        on_hub = not path_of(source).exists()
-        original = Ancestor(name=source, hub=True) if on_hub else describe_ancestor(folder)
-        write_info(temporary, new_info(name_of(out), Origin(kind="imported", ancestors=[original])))
-        write_card(temporary)
-
-    write_new_folder(out, fill)
-
-
-def _with_overrides(config: ModelFolderConfig, overrides: Sequence[str]) -> ModelFolderConfig:
-    """The config with other decoding settings and languages."""
-    raw = config.model_dump(mode="json")
-    for assignment in overrides:
-        if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
-            raise UsageError(f"--set {assignment}: only decoding.*, source_lang and target_lang can be set")
-        raw = override(raw, assignment)
-    changed = validate(ModelFolderConfig, raw, "--set")
-    check_forbidden_ids(changed.decoding, changed.model.target_vocab_size)
-    return changed
-
-
-def _mappings(separate: bool) -> dict[str, str]:
+def mappings_of(separate: bool) -> dict[str, str]:
     """The file that maps the tokens of each side to ids."""
     return {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
 
 
-def _take_tokenizer(
+def take_marian_tokenizer(
     folder: Path, into: Path, config: dict[str, Any], separate: bool, theirs: dict[str, Tensor]
 ) -> Tokenizer:
     """Copy the SentencePiece models, and the mapping of tokens to ids unless mtrain exported the folder."""
     into.mkdir()
-    mappings = _mappings(separate)
-    for name in ("source.spm", "target.spm", *mappings.values()):
+    mappings = mappings_of(separate)
+    pegasus = config["model_type"] == "pegasus"
+    models = {side: SENTENCEPIECE if pegasus else f"{side}.spm" for side in mappings}
+    for name in (*models.values(), *mappings.values()):
         if not (folder / name).is_file():
             raise ModelError(f"{folder}: missing file {name}")
-    own = separate or read_file(folder / "source.spm") == read_file(folder / "target.spm")
+    own = separate or read_file(folder / models["source"]) == read_file(folder / models["target"])
     for side, mapping in mappings.items():
-        shutil.copyfile(folder / f"{side}.spm", into / f"{side}.model")
+        shutil.copyfile(folder / models[side], into / f"{side}.model")
         ids = Vocabulary(into / f"{side}.model", folder / mapping).ids
         own = own and _is_own(into / f"{side}.model", ids, config, theirs)
     if own and not separate:
@@ -167,20 +90,22 @@ def _is_own(
     except ModelError:  # a special token is missing
         return False
     start, bos = config.get("decoder_start_token_id"), vocabulary.special.bos
-    if start == len(vocabulary) and ids == _with_pad_last(vocabulary):
+    if start == len(vocabulary) and ids == with_pad_last(vocabulary):
         return starts_like(theirs, start, bos)
     return start == bos and ids == {piece: i for i, piece in enumerate(vocabulary.pieces)}
 
 
-def _with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
+def with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
     """The ids of the pieces of a vocabulary with <pad> added at its end. The original <pad> is renamed."""
     pieces = [*vocabulary.pieces, "<pad>"]
     pieces[vocabulary.special.pad] = f"<no piece {vocabulary.special.pad}>"
     return {piece: i for i, piece in enumerate(pieces)}
 
 
-def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
-    """The architecture of a Marian config. Raises ModelError if it is unsupported."""
+def architecture(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
+    """The architecture of a config, with sinusoidal positions: those of Pegasus are in the weights. Raises
+    ModelError if it is unsupported."""
+    kind = config["model_type"]
 
     def given(key: str) -> Any:
         value = config.get(key)
@@ -188,7 +113,7 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
             raise ModelError(f"config.json: {key} is missing")
         return _DEFAULTS[key] if value is None else value
 
-    for key, ours in _FIXED.items():
+    for key, ours in FIXED[kind].items():
         value = config.get(key, key != "scale_embedding" and ours)
         if value is not ours:
             raise ModelError(f"config.json: unsupported: {key}: {value!r}; must be {ours}")
@@ -206,12 +131,13 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
             raise ModelError(f"config.json: {key} is {config[key]!r}, but the vocabulary's is {wanted}")
     shared = config.get("share_encoder_decoder_embeddings", True)
     tied = config.get("tie_word_embeddings", True)
-    raw: dict[str, Any] = {ours: given(theirs) for theirs, ours in _EQUIVALENT.items()}
+    raw: dict[str, Any] = {ours: given(theirs) for theirs, ours in EQUIVALENT.items()}
     raw |= special.options() | {
         "target_vocab_size": config.get("decoder_vocab_size") or raw["source_vocab_size"],
         "activation": _ACTIVATIONS[activation],
-        "norm": "post",
-        "positions": "sinusoidal",
+        "norm": "post" if kind == "marian" else "pre",
+        "positions": "sinusoidal_marian" if kind == "m2m_100" else "sinusoidal",
+        "first_position": special.pad + 1 if kind == "m2m_100" else 0,
         "tie_embeddings": ("all" if shared else "decoder") if tied else "none",
         "output_bias": True,
     }
@@ -221,73 +147,3 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     if sizes != pieces or (shared and sizes[0] != sizes[1]):
         raise ModelError(f"config.json: vocabulary sizes are {sizes}, but the vocabulary files have {pieces}")
     return model
-
-
-def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """The raw `decoding` section, from generation_config.json or, for older models, from config.json."""
-    generation = read_object(folder / "generation_config.json", optional=True)
-    if not generation:
-        generation = {"forced_eos_token_id": model.eos_id, **config}
-    starts = generation.get("decoder_start_token_id")
-    if starts not in (None, config["decoder_start_token_id"]):
-        raise ModelError(f"generation settings: decoder_start_token_id is {starts!r}; config.json differs")
-    return decoding_from_generation(generation, model.eos_id, model.max_positions)
-
-
-def write_marian(loaded: LoadedModel, folder: Path) -> None:
-    """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
-    model, config = loaded.model.config, loaded.config
-    tokenizer, separate = loaded.tokenizer, not loaded.tokenizer.joint
-    size = model.target_vocab_size
-    # Other programs require a property of all published Marian models: <pad> is the last token, and starts
-    # the decoder. With two vocabularies, it cannot be the last of both.
-    add_pad = tokenizer.joint and not model.bos_id == model.pad_id == size - 1
-    tensors = to_marian(model, loaded.model.state_dict(), add_pad)
-    if add_pad:
-        added = {"pad_id": size, "bos_id": size, "source_vocab_size": size + 1, "target_vocab_size": size + 1}
-        model = model.model_copy(update=added)
-    limit = max_output_length(config.decoding, config.max_length)
-    if changed := not_exportable(config.decoding):
-        log.warning(
-            "not exported, because generation_config.json does not support them: %s",
-            ", ".join(f"decoding.{key}" for key in changed),
-        )
-    described = {theirs: getattr(model, ours) for theirs, ours in _EQUIVALENT.items()} | {
-        "architectures": ["MarianMTModel"],
-        "model_type": "marian",
-        "is_encoder_decoder": True,
-        "activation_function": model.activation,
-        "activation_dropout": model.dropout if model.activation_dropout is None else model.activation_dropout,
-        "decoder_attention_heads": model.heads,
-        "decoder_ffn_dim": model.ffn_dim,
-        "decoder_vocab_size": model.target_vocab_size,
-        "share_encoder_decoder_embeddings": model.tie_embeddings == "all",
-        "tie_word_embeddings": model.tie_embeddings != "none",
-        "max_position_embeddings": max(model.max_positions, limit, MIN_POSITIONS),
-        "pad_token_id": model.pad_id,
-        "eos_token_id": model.eos_id,
-        "decoder_start_token_id": model.bos_id,
-        "forced_eos_token_id": None,
-        **_FIXED,
-    }
-    names = {
-        "tokenizer_class": "MarianTokenizer",
-        "source_lang": config.source_lang,
-        "target_lang": config.target_lang,
-        "language_tags": config.language_tags,
-        "separate_vocabs": separate,
-        "model_max_length": config.max_length,
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", described)
-    _write_json(folder / "generation_config.json", generation_from_decoding(config.decoding, model, limit))
-    _write_json(folder / "tokenizer_config.json", names)
-    for side, mapping in _mappings(separate).items():
-        vocabulary: Vocabulary = getattr(tokenizer, side)
-        (folder / f"{side}.spm").write_bytes(vocabulary.processor.serialized_model_proto())
-        own = vocabulary.ids or {piece: i for i, piece in enumerate(vocabulary.pieces)}
-        _write_json(folder / mapping, _with_pad_last(vocabulary) if add_pad else own)
-
-
-def _write_json(file: Path, value: dict[str, Any]) -> None:
-    write_text(file, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

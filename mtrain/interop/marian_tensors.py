@@ -1,4 +1,6 @@
-"""Conversion of tensors between MarianMTModel and Transformer, in both directions with one table of names."""
+"""Conversion of tensors between Transformer and the models of Hugging Face Transformers that have its layers,
+in both directions with one table of names: MarianMTModel (post-norm) and PegasusForConditionalGeneration
+(pre-norm), which stores positions as weights, too."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.checkpoint.tensors import model_without_weights
-from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig, Positions
 from mtrain.errors import ModelError
-from mtrain.model.transformer import sinusoidal_positions
+from mtrain.model.transformer import Transformer, sinusoidal_positions
 
 _ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out_proj",)}
-_POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
+_POSITIONS = {
+    "learned_positions.weight": "model.encoder.embed_positions.weight",
+    "learned_target_positions.weight": "model.decoder.embed_positions.weight",
+}
 BIAS = "final_logits_bias"  # (1, V); mtrain's is (V)
 SHARED = "model.shared.weight"
 ENCODER = "model.encoder.embed_tokens.weight"
@@ -24,7 +29,7 @@ EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or on
 
 
 def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
-    """The modules of a layer, each with the modules of MarianMTModel whose rows it concatenates."""
+    """The modules of a layer, each with the modules of Transformers whose rows it concatenates."""
     attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if decoder else {})
     modules: dict[str, tuple[str, ...]] = {
         "feed_forward.inner": ("fc1",),
@@ -38,8 +43,8 @@ def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
     return modules
 
 
-def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The tensor names of a Transformer, each with the names of the MarianMTModel tensors whose rows it
+def names_in_transformers(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The tensor names of a Transformer, each with the names of the Transformers tensors whose rows it
     concatenates."""
     shared = config.tie_embeddings == "all"
     names: dict[str, tuple[str, ...]] = {"source_embedding.weight": (SHARED if shared else ENCODER,)}
@@ -49,6 +54,8 @@ def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
         names["output_weight"] = (OUTPUT,)
     if config.output_bias:
         names["output_bias"] = (BIAS,)
+    if config.positions == "learned":
+        names |= {ours: (theirs,) for ours, theirs in _POSITIONS.items()}
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for ours, theirs in _layer(side == "decoder").items():
             for i in range(layers):
@@ -56,6 +63,9 @@ def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
                     names[f"{side}.{i}.{ours}.{part}"] = tuple(
                         f"model.{side}.layers.{i}.{module}.{part}" for module in theirs
                     )
+        if config.norm == "pre":
+            for part in ("weight", "bias"):
+                names[f"{side}_norm.{part}"] = (f"model.{side}.layer_norm.{part}",)
     return names
 
 
@@ -65,15 +75,33 @@ def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) ->
     With `add_pad`, the vocabulary gets one more token at its end, which starts translations and is never
     generated. Programs that load Marian models start the decoder with an embedding of zeros.
     """
-    theirs = {}
     tensors = _with_zero_start(config, tensors) if add_pad or config.bos_id == config.pad_id else tensors
-    for ours, names in marian_names(config).items():
-        for name, part in zip(names, tensors[ours].chunk(len(names)), strict=True):
-            theirs[name] = part[None] if name == BIAS else part.contiguous()
+    theirs = renamed(config, tensors)
     if add_pad:
         bias = theirs.get(BIAS, torch.zeros(1, config.target_vocab_size))
         theirs |= {name: F.pad(theirs[name], (0, 0, 0, 1)) for name in EMBEDDINGS if name in theirs}
         theirs[BIAS] = F.pad(bias, (0, 1), value=_NEVER)
+    return theirs
+
+
+def to_pegasus(model: Transformer, positions: int) -> dict[str, Tensor]:
+    """Convert the tensors of a Transformer to tensors of a PegasusForConditionalGeneration with a number of
+    positions, which is `max_positions` if they are learned."""
+    theirs = renamed(model.config, model.state_dict())
+    for name in _POSITIONS.values():
+        if name not in theirs:
+            table = model.embed.positions(0, positions, learned=None)
+            assert table is not None  # positions are not rotary
+            theirs[name] = table.clone()
+    return theirs
+
+
+def renamed(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a Transformer under their names in Transformers."""
+    theirs = {}
+    for ours, names in names_in_transformers(config).items():
+        for name, part in zip(names, tensors[ours].chunk(len(names)), strict=True):
+            theirs[name] = part[None] if name == BIAS else part.contiguous()
     return theirs
 
 
@@ -99,7 +127,7 @@ def _with_zero_start(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[st
 
 
 def starts_like(theirs: dict[str, Tensor], start: int, token: int) -> bool:
-    """Whether two tokens have the same embedding in the decoder of a MarianMTModel."""
+    """Whether two tokens have the same embedding in the decoder of a model of Transformers."""
     table = next((theirs[name] for name in (DECODER, SHARED, ENCODER, OUTPUT) if name in theirs), None)
     rows = 0 if table is None or table.dim() != 2 else len(table)
     return start < rows and token < rows and table is not None and torch.equal(table[start], table[token])
@@ -112,24 +140,30 @@ def without_last_token(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     return theirs | parts | biases
 
 
-def from_marian(
+def from_transformers(
     theirs: dict[str, Tensor], config: dict[str, Any], model: ModelConfig, file: Path
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """The tensors of a Transformer, in fp32, from the tensors of a MarianMTModel with a Marian `config`.
+    """The tensors of a Transformer, in fp32, from the tensors of a model of Transformers with a `config`.
 
     Also returns the model config, without an output bias if that is zero or missing. Raises ModelError, which
     names the tensor, if one is missing, unexpected, not finite or of another shape.
     """
     theirs = dict(theirs)
-    for name in _POSITIONS:
-        _check_positions(theirs.pop(name, None), model, f"{file}: {name}")
+    if model.positions != "learned":
+        for name in _POSITIONS.values():
+            theirs.pop(name.replace("embed_positions.weight", "version"), None)  # of old files of fairseq
+            # M2M-100's table, in old files, begins with the position 0.
+            if (table := theirs.pop(f"{name}s", None)) is not None:
+                theirs[name] = table[model.first_position :]
+            if (table := theirs.pop(name, None)) is not None and not _are_sinusoidal(table, model):
+                raise ModelError(f"{file}: {name}: unsupported: positional encodings that are not sinusoidal")
     _tie(theirs, config, file)
     if BIAS not in theirs or not theirs[BIAS].any():
         theirs.pop(BIAS, None)
         model = model.model_copy(update={"output_bias": False})
     own = model_without_weights(model).state_dict()
     ours: dict[str, Tensor] = {}
-    wanted = marian_names(model)
+    wanted = names_in_transformers(model)
     known = {name for names in wanted.values() for name in names} | set(EMBEDDINGS)
     if extra := sorted(theirs.keys() - known):
         raise ModelError(f"{file}: unexpected tensors: {', '.join(extra[:5])}")
@@ -141,9 +175,9 @@ def from_marian(
                 raise ModelError(f"{file}: missing tensor {name}")
             if (found := list(theirs[name].shape)) != shape:
                 raise ModelError(f"{file}: {name} has the shape {found}; config.json requires {shape}")
-            if not theirs[name].isfinite().all():
+            if not torch.stack(theirs[name].aminmax()).isfinite().all():  # without a mask in memory
                 raise ModelError(f"{file}: {name} contains NaN or infinity")
-        joined = torch.cat([theirs[name] for name in names])
+        joined = torch.cat([theirs[name] for name in names]) if len(names) > 1 else theirs[names[0]]
         ours[ours_name] = joined.float().reshape(own[ours_name].shape)
     return ours, model
 
@@ -163,11 +197,21 @@ def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
         theirs.update({name: theirs[found[0]] for name in group if found})
 
 
-def _check_positions(table: Tensor | None, model: ModelConfig, name: str) -> None:
-    """Raise ModelError if the positional encodings, which old files contain, are not sinusoidal."""
-    if table is None:
-        return
-    length = len(table) if table.dim() == 2 and table.size(1) == model.d_model else 0
+def positions_in(theirs: dict[str, Tensor], model: ModelConfig) -> Positions:
+    """Which positions the tables in the weights of a PegasusForConditionalGeneration contain."""
+    tables = [theirs[name] for name in _POSITIONS.values() if name in theirs]
+    for kind in ("sinusoidal", "sinusoidal_interleaved", "sinusoidal_marian"):
+        if all(_are_sinusoidal(table, model.model_copy(update={"positions": kind})) for table in tables):
+            return kind
+    return "learned"
+
+
+def _are_sinusoidal(table: Tensor, model: ModelConfig) -> bool:
+    """Whether a table of positions contains the sinusoidal ones of a model."""
+    if table.dim() != 2 or not len(table) or table.size(1) != model.d_model:
+        return False
+    kind, width = model.positions, model.d_model
+    interleaved, marian = kind == "sinusoidal_interleaved", kind == "sinusoidal_marian"
+    expected = sinusoidal_positions(len(table), width, interleaved, marian, model.first_position)
     # fp16 rounds them by up to 2 ** -12.
-    if not length or (table.float() - sinusoidal_positions(length, model.d_model)).abs().max() > 1e-3:
-        raise ModelError(f"{name}: unsupported: positional encodings that are not sinusoidal")
+    return bool((table.float() - expected).abs().max() <= 1e-3)

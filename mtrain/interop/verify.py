@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +19,11 @@ from mtrain.interop.generation_config import exportable, max_output_length
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.progress_bar import with_progress
 from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
+from mtrain.tokenizer.vocabulary import SPACE
 
 TOLERANCE = 1e-3  # nats; rounding in fp32 causes differences of about a hundredth of this
 _SENTENCES = 16  # number of sentences to generate if none are given
-# MarianTokenizer treats these parts of a text specially, regardless of its vocabulary.
-_SPECIAL = re.compile("^>>|</s>|<unk>|<pad>")
+_TAG_OF_MARIAN = ">>"  # MarianTokenizer takes the beginning of a text for a tag, whatever its vocabulary is
 
 
 class Exported(NamedTuple):
@@ -62,13 +61,18 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
     return Exported(decoding, translate, log_probs)
 
 
-def open_marian(folder: Path, loaded: LoadedModel) -> Exported:
-    """Load the output of `write_marian`."""
+def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
+    """Load the output of `mtrain.interop.to_transformers`. Sentences have no codes of languages."""
     transformers, ids = import_optional("transformers"), loaded.model.config
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.MarianMTModel.from_pretrained(folder).eval()
-    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     forbidden = loaded.config.decoding.forbidden_ids
+    model.generation_config.forced_bos_token_id = None
+
+    def encode(text: str) -> list[int]:
+        rows: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return rows
 
     def translate(row: list[int], limit: int) -> list[int]:
         model.generation_config.max_length = limit + 1
@@ -86,7 +90,8 @@ def open_marian(folder: Path, loaded: LoadedModel) -> Exported:
         exportable(loaded.config.decoding),
         translate,
         log_probs,
-        lambda text: tokenizer(text).input_ids[:-1],
+        # NllbTokenizer does not use SentencePiece, and segments a few texts in another way.
+        None if type(tokenizer).__name__.startswith("Nllb") else encode,
         lambda output: tokenizer.decode(output, skip_special_tokens=True),
     )
 
@@ -122,7 +127,7 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
     largest, lines = 0.0, []
     for text, ids in with_progress(given, "verified", "sentences", len(given)):
         row = ids[: loaded.config.max_length - 1]
-        if exported.encode is not None and row == ids and not _SPECIAL.search(text):
+        if exported.encode is not None and row == ids and not text.startswith(_TAG_OF_MARIAN):
             _require_same_ids(text, ids, exported.encode(text))
         ours, theirs = _translate_by_both(model, exported, row)
         pairs = zip(_log_probs(loaded, row, ours), exported.log_probs(row, ours), strict=True)
@@ -172,9 +177,12 @@ def _require_same_ids(text: str, ours: list[int], theirs: list[int]) -> None:
 
 
 def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[[list[int]], str]) -> None:
-    ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs omit it
+    vocabulary = loaded.tokenizer.target
+    omitted = {vocabulary.special.unk, *vocabulary.codes.values()}  # by other programs
+    ids = [i for i in output if i not in omitted]
     [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(SPACES)
-    if ours.strip() != theirs.strip():
+    without_space = ours.replace(SPACE, " ")  # as MarianTokenizer decodes it
+    if theirs.strip() not in (ours.strip(), without_space.strip()):
         texts = f"the text of {ids} is {ours!r}, exported {theirs!r}"
         raise ModelError(f"the exported tokenizer differs: {texts}")
 

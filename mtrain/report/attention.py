@@ -65,11 +65,11 @@ def attention_maps(
     special = tokenizer.special
     longest = min(LONGEST, translator.max_length)
     maps = []
-    encoded_sources = translator.splitter.encode(sources)
-    encoded_targets = tokenizer.encode_target(list(translations))
-    for source, target in zip(encoded_sources, encoded_targets, strict=True):
-        source_ids = [*source[: longest - 1], special.eos]
-        target_ids = [*target[: longest - 1], special.eos]
+    splitter = translator.splitter
+    whole = zip(splitter.encode(sources), splitter.encode_target(translations), strict=True)
+    encoded_sources = splitter.encode(sources, most=longest)
+    encoded_targets = splitter.encode_target(translations, longest)
+    for (source, target), source_ids, target_ids in zip(whole, encoded_sources, encoded_targets, strict=True):
         batch, keep = padded([source_ids], special.pad, translator.device)
         targets, _ = padded([target_ids], special.pad, translator.device)
         weights = all_attention(model, batch, keep, targets)
@@ -79,7 +79,7 @@ def attention_maps(
         }
         last, layer = model.config.decoder_layers - 1, translator.decoding.alignment_layer
         best = last if layer is None else min(layer, last)
-        is_cut = max(len(source), len(target)) >= longest
+        is_cut = max(len(source), len(target)) > longest
         source_tokens, target_tokens = (
             _pieces(tokenizer.source, source_ids),
             _pieces(tokenizer.target, target_ids),
@@ -89,8 +89,9 @@ def attention_maps(
 
 
 def _pieces(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
-    """The labels of tokens, see `show_piece`; the last one ends the sentence."""
-    return [*(show_piece(vocabulary.pieces[i]) for i in ids[:-1]), "</s>"]
+    """The labels of tokens, see `show_piece`."""
+    eos = vocabulary.special.eos
+    return ["</s>" if i == eos else show_piece(vocabulary.pieces[i]) for i in ids]
 
 
 def attention_page(

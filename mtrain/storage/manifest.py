@@ -39,10 +39,10 @@ def sha256_of_json(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def read_json(file: Path) -> Any:
-    """Parse a JSON file of at most MAX_JSON_BYTES. Raises ValueError if that fails."""
+def read_json(file: Path, most: int | None = MAX_JSON_BYTES) -> Any:
+    """Parse a JSON file of at most `most` bytes, see `require_plausible`. Raises ValueError if that fails."""
     try:
-        return json.loads(read_file(file, MAX_JSON_BYTES))
+        return json.loads(read_file(file, most))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except OSError as error:

@@ -1,19 +1,23 @@
-"""What SentencePiece's Python interface does not do with a model file: tell types of pieces, remove paths.
+"""What SentencePiece's Python interface does not do with a model file: tell types of pieces, remove paths,
+write a model that was not learned here.
 
 A model is a protocol buffer (https://protobuf.dev/programming-guides/encoding): a sequence of fields, each a
 key (8 * number + wire type) followed by a value. Its fields are named in `sentencepiece_model.proto`.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_PIECES = 1
-_TYPE_OF_PIECE, _NORMAL = 3, 1
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_TEXT_OF_PIECE, _SCORE_OF_PIECE, _TYPE_OF_PIECE = 1, 2, 3
+_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3  # types of pieces
+_MODEL_TYPE, _BPE = 3, 2  # of the trainer
 # The files that a model was learned with, by the field of the model and the field inside it: the seeds, and
 # the rules of the normalizer and of the denormalizer.
 _PATHS = {2: 54, 3: 6, 5: 6}
 _RULES = 2  # of a normalizer, compiled
-_VARINT, _BYTES = 0, 2  # wire types
+_VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 
 
 class _Field(NamedTuple):
@@ -42,10 +46,29 @@ def without_paths(model: bytes) -> bytes:
     for number, value, raw in _fields(model):
         if number in _PATHS and isinstance(value, bytes):
             contents = b"".join(each.raw for each in _fields(value) if each.number != _PATHS[number])
-            parts += [bytes([8 * number + _BYTES]), _varint(len(contents)), contents]
+            parts.append(_field(number, contents))
         else:
             parts.append(raw)
     return b"".join(parts)
+
+
+def bpe_model(pieces: Sequence[str], rules: bytes) -> bytes:
+    """A serialized model of the type BPE, with the pieces <unk>, <s> and </s> before others, which it merges
+    in their order, and the compiled rules of its normalizer."""
+    special = [("<unk>", 0.0, _UNKNOWN), ("<s>", 0.0, _CONTROL), ("</s>", 0.0, _CONTROL)]
+    learned = [(piece, -float(rank), _NORMAL) for rank, piece in enumerate(pieces)]
+    parts = [_field(_PIECES, _piece(*each)) for each in [*special, *learned]]
+    parts.append(_field(_TRAINER, bytes([8 * _MODEL_TYPE + _VARINT, _BPE])))
+    return b"".join([*parts, _field(_NORMALIZER, _field(_RULES, rules))])
+
+
+def _piece(text: str, score: float, type_: int) -> bytes:
+    scored = bytes([8 * _SCORE_OF_PIECE + _FLOAT]) + struct.pack("<f", score)
+    return _field(_TEXT_OF_PIECE, text.encode()) + scored + bytes([8 * _TYPE_OF_PIECE + _VARINT, type_])
+
+
+def _field(number: int, contents: bytes) -> bytes:
+    return bytes([8 * number + _BYTES]) + _varint(len(contents)) + contents
 
 
 def _fields(message: bytes) -> Iterator[_Field]:

@@ -4,7 +4,9 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from mtrain.config.languages import Direction, LanguageTags, find_code
 from mtrain.config.sections.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
@@ -15,6 +17,20 @@ from mtrain.tokenizer.vocabulary import SPACE, Vocabulary
 SPACES = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), " ")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAPPINGS = ("vocab.json", "source_vocab.json", "target_vocab.json")  # joint, or one for each side
+LANGUAGES = "languages.json"  # of a model that has a token for the code of each language
+
+
+class TagIds(NamedTuple):
+    """The ids that tell a model the languages of a pair, see `LanguageTags`."""
+
+    source: Sequence[int] = ()  # before the source
+    after_source: Sequence[int] = ()  # after its EOS
+    target: Sequence[int] = ()  # before the target
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The number of ids on each side."""
+        return len(self.source) + len(self.after_source), len(self.target)
 
 
 class Tokenizer:
@@ -27,11 +43,12 @@ class Tokenizer:
     def __init__(self, folder: Path):
         """Load a `tokenizer/` folder: `joint.model`, or `source.model` and `target.model`. If the ids are not
         SentencePiece's, `vocab.json`, or `source_vocab.json` and `target_vocab.json`, hold the id of each
-        piece. Raises ModelError if a file is missing or malformed."""
-        models, mappings = vocabulary_files(folder)
-        self.files = [*models, *mappings]
+        piece, and `languages.json` what `Vocabulary` says. Raises ModelError if a file is missing or
+        malformed."""
+        models, mappings, languages = vocabulary_files(folder)
+        self.files = [*models, *mappings, *languages]
         self.joint = len(mappings or models) == 1
-        self.source = self.target = Vocabulary(models[0], mappings[0] if mappings else None)
+        self.source = self.target = Vocabulary(models[0], *mappings[:1], *languages)
         if len(models) > 1 or len(mappings) > 1:
             self.target = Vocabulary(models[-1], mappings[-1] if mappings else None)
         self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
@@ -64,6 +81,26 @@ class Tokenizer:
             found = f"the vocabulary has no language tag {missing[0]}"
             raise UsageError(f"{found}; its symbols are {', '.join(names) or 'none'}")
         return self.encode_source([tag])[0]
+
+    def complete(self, direction: Direction) -> Direction:
+        """The direction with the codes of this vocabulary, if it has any, such as `deu_Latn` for `de`;
+        unknown languages, `und`, stay. Raises UsageError if a language has no code."""
+        codes = self.source.codes
+        return Direction(*(find_code(x, codes) if codes and x != "und" else x for x in direction))
+
+    def tags_of(self, direction: Direction, tags: LanguageTags) -> TagIds:
+        """The ids of the languages of pairs. Raises UsageError if the vocabulary lacks a language or, with
+        codes, if one is not known."""
+        if not tags.startswith("codes"):
+            return TagIds(tuple(self.tag_ids(direction.tag(tags))))
+        if not self.source.codes:
+            raise UsageError(f"language_tags: {tags} needs a model with codes, but this vocabulary has none")
+        if "und" in direction:
+            some = ", ".join([*self.source.codes][:3])
+            cure = "give them, with --from and --to in commands"
+            raise UsageError(f"this model must be told both languages; {cure}; its codes are {some}, ...")
+        source, target = ((self.source.codes[code],) for code in self.complete(direction))
+        return TagIds(source, (), target) if tags == "codes" else TagIds((), source, target)
 
     def word_starts(self, ids: list[int]) -> list[bool]:
         """Whether each source token begins a word; the first one always does. Words are separated by
@@ -104,11 +141,13 @@ def fingerprint_of(files: Sequence[Path]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The SentencePiece models of a `tokenizer/` folder (one or two), and its JSON vocabularies, if any."""
+def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """The SentencePiece models of a `tokenizer/` folder (one or two), and its JSON vocabularies and its
+    languages, if any."""
     models = _one_or_two(folder, "joint.model", "source.model", "target.model")
     mapped = any((folder / name).exists() for name in MAPPINGS)
-    return models, _one_or_two(folder, *MAPPINGS) if mapped else []
+    languages = [file for file in [folder / LANGUAGES] if file.exists()]
+    return models, _one_or_two(folder, *MAPPINGS) if mapped else [], languages
 
 
 def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The vocabulary of one side: pieces with the ids of SentencePiece or of a Marian model's `vocab.json`."""
+"""The vocabulary of one side: pieces with the ids of SentencePiece or of an imported model's `vocab.json`."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from mtrain.cores import count_cores
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
 from mtrain.tokenizer.model_file import has_rules, types_of_pieces
+from mtrain.tokenizer.punctuation import normalize_punctuation, normalized_offsets
 
 SPACE = "\u2581"  # how SentencePiece represents a space
 _USER_DEFINED = 4  # a type of pieces in a SentencePiece model
@@ -36,15 +37,20 @@ class SpecialIds(NamedTuple):
 class Vocabulary:
     """Encodes and decodes text with a SentencePiece model. `pieces` lists the piece of each id.
 
-    With a `mapping` of pieces to ids, pieces that are not in it are unknown, and a text may begin with a tag
-    that names the target language, such as `>>deu<<`.
+    With a `mapping` of pieces to ids, pieces that are not in it are unknown. A text may then begin with a tag
+    that names the target language, such as `>>deu<<`, unless there are `languages`: the id of the code of
+    each language, which no text contains, and whether punctuation is normalized before segmentation.
     """
 
-    def __init__(self, file: Path, mapping: Path | None = None):
-        """Load a `.model` file and the JSON file of a mapping. Raises ModelError if one is malformed."""
-        self.processor, pieces = _load(file)
+    def __init__(self, file: Path, mapping: Path | None = None, languages: Path | None = None):
+        """Load a `.model` file, and the JSON files of a mapping and of languages. Raises ModelError if one is
+        malformed."""
+        self.processor, pieces = load_model_file(file)
         self.threads = count_cores()  # that encode
         self.ids: dict[str, int] | None = None
+        self.codes: dict[str, int] = {}  # of languages
+        self._has_tags = mapping is not None and languages is None  # as Marian models have them
+        self.normalizes_punctuation = False
         if mapping is None:
             model = self.processor
             self.special = SpecialIds(model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id())
@@ -60,6 +66,13 @@ class Vocabulary:
         self.pieces = [f"<no piece {i}>" for i in range(max(ids.values()) + 1)]
         for piece, i in ids.items():
             self.pieces[i] = piece
+        if languages is not None:
+            self.codes, self.normalizes_punctuation = _read_languages(languages, len(self.pieces))
+            self.special = self.special._replace(bos=self.special.eos)
+        # Tokens that are never text.
+        self._control = {self.special.pad, self.special.eos, *self.codes.values()}
+        self._control |= {ids[piece] for piece in ("<s>", "<mask>") if self.codes and piece in ids}
+        self._text_ids = {piece: i for piece, i in ids.items() if i not in self._control}
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -68,21 +81,28 @@ class Vocabulary:
         """Ids of each text."""
         if self.ids is None:
             return cast(list[list[int]], self.processor.encode(texts, num_threads=self.threads))
-        ids, unknown = self.ids, self.special.unk
-        reserved = {"<pad>", "</s>"}  # control tokens, never text
-        rows = self.segment(texts)
-        return [[unknown if p in reserved else ids.get(p, unknown) for p in row] for row in rows]
+        ids, unknown = self._text_ids, self.special.unk
+        return [[ids.get(piece, unknown) for piece in row] for row in self.segment(texts)]
 
     def segment(self, texts: list[str]) -> list[list[str]]:
         """Pieces of each text. Text that SentencePiece has no piece for is returned unchanged, as a piece; a
         mapping may have an id for it."""
         tags = [self._tag_of(text) for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        if self.normalizes_punctuation:
+            rest = [normalize_punctuation(text) for text in rest]
         rows = self.processor.encode(rest, out_type=str, num_threads=self.threads)
         return [[tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True)]
 
     def positions(self, texts: list[str]) -> list[list[int]]:
         """The character offset in its text at which each id of `encode` begins."""
+        if self.normalizes_punctuation:
+            normalized = [normalized_offsets(text) for text in texts]
+            found = self.processor.encode(
+                [text for text, _ in normalized], return_type="offset_mapping", num_threads=self.threads
+            )
+            pairs = zip(found, normalized, strict=True)
+            return [[offsets[begin] for begin, _ in row["offsets"]] for row, (_, offsets) in pairs]
         tags = [self._tag_of(text) for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         found = self.processor.encode(rest, return_type="offset_mapping", num_threads=self.threads)
@@ -91,7 +111,7 @@ class Vocabulary:
 
     def _tag_of(self, text: str) -> str:
         """The tag of a Marian model that a text begins with, or nothing."""
-        match = None if self.ids is None else _TAG.match(text)
+        match = _TAG.match(text) if self._has_tags else None
         return match[0] if match else ""
 
     def join(self, rows: list[list[str]]) -> list[str]:
@@ -115,27 +135,27 @@ class Vocabulary:
             return []
         if self.ids is None:
             return cast(list[str], self.processor.decode(rows))
-        special = {self.special.pad, self.special.eos}
-        return self.join([[self.pieces[i] for i in row if i not in special] for row in rows])
+        return self.join([[self.pieces[i] for i in row if i not in self._control] for row in rows])
 
     def decoded_positions(self, ids: list[int]) -> list[int]:
-        """The character offset at which each id begins in the text that `decode` returns."""
+        """The character offset at which each id begins in the text that `decode` returns; -1 for the code of
+        a language."""
         if self.ids is None:
             offsets = self.processor.decode(ids, return_type="offset_mapping")["offsets"]
             return [begin for begin, _ in offsets]
-        special = {self.special.pad, self.special.eos}
-        pieces = [self.pieces[i] for i in ids if i not in special]
+        pieces = [self.pieces[i] for i in ids if i not in self._control]
         found = self.processor.decode(self._readable(pieces), return_type="offset_mapping")
         text = found["text"]
         removed = len(text) - len(text.lstrip(" "))  # as in `join`
         begins = iter([max(0, begin - removed) for begin, _ in found["offsets"]])
         end = len(text.strip(" "))
-        return [end if i in special else next(begins) for i in ids]
+        codes = self.codes.values()
+        return [-1 if i in codes else end if i in self._control else next(begins) for i in ids]
 
     def tag(self, ids: list[int]) -> list[int]:
         """The tag that a row of ids begins with, or []: a piece like `>>de<<` of a Marian model, otherwise
-        any of `tokenizer.symbols` before all other words."""
-        if self.ids is not None:
+        any of `symbols` before all other words."""
+        if self._has_tags:
             return ids[:1] if ids and _TAG.fullmatch(self.pieces[ids[0]]) else []
         end = 0
         for number, i in enumerate(ids, start=1):
@@ -147,20 +167,24 @@ class Vocabulary:
 
     @cached_property
     def symbols(self) -> frozenset[int]:
-        """Ids of the pieces that were given, not learned: `tokenizer.symbols`."""
+        """Ids of the pieces that were given, not learned: `tokenizer.symbols`, or the codes of languages."""
+        if self.codes:
+            return frozenset(self.codes.values())
         types = types_of_pieces(self.processor.serialized_model_proto())
         return frozenset(i for i, type_ in enumerate(types) if type_ == _USER_DEFINED)
 
     @cached_property
     def marian_tags(self) -> list[str]:
         """The language tags of a Marian model, such as `>>fra<<`."""
-        return [] if self.ids is None else [piece for piece in self.pieces if _TAG.fullmatch(piece)]
+        return [piece for piece in self.pieces if self._has_tags and _TAG.fullmatch(piece)]
 
     @cached_property
     def symbol_pattern(self) -> re.Pattern[str] | None:
         """A pattern of the symbols in a text: `tokenizer.symbols`, or the tag of a Marian model at its
-        beginning. None if there are no symbols."""
-        if self.ids is not None:
+        beginning. None if no text contains symbols."""
+        if self.codes:
+            return None
+        if self._has_tags:
             return re.compile(rf"\A{_TAG.pattern}", _TAG.flags)
         return pattern_of([self.pieces[i] for i in self.symbols])
 
@@ -198,8 +222,8 @@ def pattern_of(symbols: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 
-def _load(file: Path) -> tuple[SentencePieceProcessor, list[str]]:
-    """A SentencePiece model, and its pieces."""
+def load_model_file(file: Path) -> tuple[SentencePieceProcessor, list[str]]:
+    """A SentencePiece model, and its pieces. Raises ModelError if it cannot be read."""
     with suppress(RuntimeError, ValueError):  # ValueError if a piece or the error message is not valid UTF-8
         # SentencePiece would load an empty file as a model without pieces.
         if contents := _read(file, "tokenizer"):
@@ -232,3 +256,16 @@ def _read_mapping(file: Path) -> dict[str, int]:
     if len(set(ids.values())) < len(ids):
         raise ModelError(f"{file}: two pieces have the same id")
     return cast(dict[str, int], ids)
+
+
+def _read_languages(file: Path, size: int) -> tuple[dict[str, int], bool]:
+    """The id of the code of each language, and whether punctuation is normalized."""
+    try:
+        found = json.loads(_read(file, "languages"))
+        codes, punctuation = found["codes"], found["normalizes_punctuation"]
+        valid = all(type(i) is int and 0 <= i < size for i in codes.values()) and type(punctuation) is bool
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        valid = False
+    if not valid or not codes:
+        raise ModelError(f"{file}: expected the id of each language, and how punctuation is normalized")
+    return codes, punctuation

@@ -125,7 +125,7 @@ class Trainer:
         log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
         if not architecture.is_classifier:
             level = logging.INFO if self.config.export.require else logging.DEBUG
-            log.log(level, "exports: %s", describe_exports(architecture))
+            log.log(level, "exports: %s", describe_exports(self.config))
         steps = f"{window.steps_in_epoch} steps"
         if windows > 1:
             steps = f"about {steps} in {windows} windows"

@@ -240,7 +240,11 @@ def test_every_part_of_a_long_line_has_the_tag(both):
         tagged = translator.between("de", "en")
         line = " ".join(GERMAN)
         translated = " ".join(ENGLISH)
-        longest = max(len(row) for row in translator.tokenizer.encode_source(GERMAN)) + len(tagged.tag) + 1
+        longest = (
+            max(len(row) for row in translator.tokenizer.encode_source(GERMAN))
+            + len(tagged.splitter.tags.source)
+            + 1
+        )
         tagged.max_length = longest
         assert tagged.translate([line])[0].text == translated
 

@@ -97,8 +97,8 @@ class TranslationJob(NamedTuple):
             "form": list(self.form),
             "lines_each": self.form.lines_each,
         }
-        if self.translator.tag:  # the model could also translate into another language
-            description["tag"] = list(self.translator.tag)
+        if any(tags := self.translator.splitter.tags):  # the model could also translate into other languages
+            description["tag"] = [*tags.source, *tags.after_source, *tags.target]
         if self.translator.direction != self.translator.own_direction:  # lines are split by its rules
             description["direction"] = list(self.translator.direction)
         return description

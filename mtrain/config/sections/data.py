@@ -34,7 +34,8 @@ class DataConfig(Section):
     language_tags: LanguageTags = Field(
         "none",
         description="language tags before each source: `target` adds `<2de>`, `both` adds `<en> <2de>`; "
-        "required if the corpora have several target languages",
+        "required if the corpora have several target languages; `codes` and `codes_last` are taken from an "
+        "imported model",
     )
     train: Corpora = Field(description="training corpus, or a list of corpora")
     validation: ValidationCorpora = Field(

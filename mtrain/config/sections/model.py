@@ -10,7 +10,7 @@ from mtrain.config.sections.presets import PRESETS
 Preset = Literal[
     "auto", "micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"
 ]
-Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
+Positions = Literal["sinusoidal", "sinusoidal_interleaved", "sinusoidal_marian", "learned", "rotary"]
 TiedEmbeddings = Literal["none", "decoder", "all"]
 Head = Literal["translation", "pair_classifier"]
 DECODER_KEYS = ("decoder_layers", "tie_embeddings", "output_bias")  # which a pair classifier does not have
@@ -52,7 +52,12 @@ class Architecture(Section):
         "pre", description="layer normalization before or after each sublayer"
     )
     positions: Positions = Field(
-        "sinusoidal", description="positional encoding; `sinusoidal` has all sines first, then all cosines"
+        "sinusoidal",
+        description="positional encoding; `sinusoidal` has all sines first, then all cosines; "
+        "`sinusoidal_marian` too, with the frequencies of Marian and M2M-100",
+    )
+    first_position: int = Field(
+        0, ge=0, le=1024, description="number of the first sinusoidal position; 2 in M2M-100"
     )
     tie_embeddings: TiedEmbeddings = Field(
         "all", description="shared weights; decoder: target embedding and output; all: source embedding, too"
@@ -92,6 +97,10 @@ class Architecture(Section):
             raise ValueError(f"d_model ({self.d_model}) must be a multiple of heads ({self.heads})")
         if self.positions.startswith("sinusoidal") and self.d_model % 2:
             raise ValueError("sinusoidal positions need an even d_model")
+        if self.positions == "sinusoidal_marian" and self.d_model < 4:
+            raise ValueError("positions: sinusoidal_marian needs a d_model of at least 4")
+        if self.first_position and not self.positions.startswith("sinusoidal"):
+            raise ValueError(f"first_position needs sinusoidal positions, not {self.positions}; remove it")
         if self.positions == "rotary" and (self.d_model // self.heads) % 2:
             raise ValueError("rotary positions need an even d_model / heads")
         return self

@@ -58,8 +58,8 @@ def check_data(
     usable = (pair for pair in scan.text.pairs() if not any(map(is_blank, pair)))
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
-        tag = count_tag_ids(data, tokenizer)
-        findings.segmentation = segment(sample, tokenizer, data.max_length, tag)
+        tags = count_tag_ids(data, tokenizer)
+        findings.segmentation = segment(sample, tokenizer, data.max_length, tags)
     return findings
 
 

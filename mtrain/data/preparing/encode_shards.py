@@ -70,7 +70,8 @@ class Encoder:
         self._tokenizer = tokenizer
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype: type[np.integer] = np.uint16 if largest <= 2**16 else np.int32
-        self._tags = [tokenizer.tag_ids(data.tag_of(corpus)) for corpus in data.train]
+        directions = map(data.direction_of, data.train)
+        self._tags = [tokenizer.tags_of(direction, data.language_tags) for direction in directions]
 
     def in_worker(self) -> "partial[Encoder]":
         """Makes the same encoder in a worker process, where it uses one thread; see `map_tasks`."""
@@ -89,14 +90,16 @@ class Encoder:
             block = block.select(codes == 0)
             counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
             rejected = dict(zip(REASONS, counts, strict=True))
+        tags = self._tags[corpus]
         sides = [
-            self._encode(self._tokenizer.encode_source, block.sources, self._tags[corpus]),
-            self._encode(self._tokenizer.encode_target, block.targets),
+            self._encode(self._tokenizer.encode_source, block.sources, tags.source, tags.after_source),
+            self._encode(self._tokenizer.encode_target, block.targets, tags.target),
         ]
         lengths, count = [side.lengths for side in sides], len(block.sources)
         blank = ~np.array(block.have_text(), np.bool_)
         # Also empty if normalization removes every character.
-        empty = blank | (lengths[0] == 1 + len(self._tags[corpus])) | (lengths[1] == 1)
+        added = [1 + count for count in tags.counts]
+        empty = blank | (lengths[0] == added[0]) | (lengths[1] == added[1])
         # Including duplicates, since validation must not score training pairs.
         is_held_out = self._held_out.__contains__
         held_out = np.fromiter(map(is_held_out, block.sources), np.bool_, count)
@@ -113,16 +116,21 @@ class Encoder:
         return EncodedBlock(rows, numbers, reasons, total)
 
     def _encode(
-        self, encode: Callable[[list[str]], list[list[int]]], texts: list[str], tag: Sequence[int] = ()
+        self,
+        encode: Callable[[list[str]], list[list[int]]],
+        texts: list[str],
+        before: Sequence[int],
+        after: Sequence[int] = (),
     ) -> Rows:
-        """The ids of each text, preceded by the ids of a language tag and followed by EOS."""
+        """The ids of each text with EOS, and the ids of languages before and after them."""
         ids: list[Ids] = [np.empty(0, self._dtype)]
         lengths: list[int] = []
         for start in range(0, len(texts), _TEXTS):
             rows = encode(texts[start : start + _TEXTS])
             for row in rows:
-                row[:0] = tag
+                row[:0] = before
                 row.append(self._tokenizer.special.eos)
+                row += after
             lengths += map(len, rows)
             ids.append(np.fromiter(chain.from_iterable(rows), self._dtype))
         return Rows(np.concatenate(ids), np.array(lengths, np.int64))

@@ -55,7 +55,8 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> Settings:
         if depends or any(corpus.source_lang or corpus.target_lang for corpus in data.train):
             settings["filters"]["languages"] = [*map(str, data.directions)]
     if data.language_tags != "none":
-        settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
+        corpora = train_and_validation(data)
+        settings["tags"] = [data.tag_of(corpus) or str(data.direction_of(corpus)) for corpus in corpora]
     for corpus in corpora_of(settings):
         del corpus["source_lang"], corpus["target_lang"]  # what matters of them is above
         del corpus["name"]

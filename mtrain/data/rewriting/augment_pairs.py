@@ -12,9 +12,9 @@ from mtrain.config.sections.corpora import Corpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment import CHANGES, Side, change_pair, noise
-from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import TagIds, Tokenizer
 
-EncodedPair = tuple[list[int], list[int]]  # source and target ids, each ending in EOS
+EncodedPair = tuple[list[int], list[int]]  # source and target ids, each ending in EOS, apart from `TagIds`
 
 
 class PairAugmenter:
@@ -24,20 +24,25 @@ class PairAugmenter:
         self._augment, self._max_length = augment, data.max_length
         self._vocabularies = tokenizer.source, tokenizer.target
         self._symbols = [vocabulary.symbol_pattern for vocabulary in self._vocabularies]
-        # By the ids of the language tag, which are equally many in all sources, perhaps none.
-        corpora: dict[tuple[int, ...], list[Corpus]] = {}
+        # By the ids that tell the languages, which are equally many in all pairs, perhaps none.
+        corpora: dict[TagIds, list[Corpus]] = {}
         for corpus in data.train:
-            corpora.setdefault(tuple(tokenizer.tag_ids(data.tag_of(corpus))), []).append(corpus)
-        self._directions = {tag: data.common_direction(tagged) for tag, tagged in corpora.items()}
-        self._tag_length = len(next(iter(corpora)))
+            tags = tokenizer.tags_of(data.direction_of(corpus), data.language_tags)
+            corpora.setdefault(tags, []).append(corpus)
+        self._directions = {tags: data.common_direction(tagged) for tags, tagged in corpora.items()}
         self._eos = tokenizer.special.eos
 
     def __call__(self, pairs: Sequence[EncodedPair], generator: random.Random) -> list[EncodedPair]:
         """The pairs, some of them changed. A pair is not changed if it would become empty or too long, or if
         its text is not known, because it has unknown characters."""
-        tags = [source[: self._tag_length] for source, _ in pairs]
-        directions = [self._directions[tuple(tag)] for tag in tags]
-        pairs = [(source[self._tag_length :], target) for source, target in pairs]
+        before, after, of_target = map(len, next(iter(self._directions)))
+        ends = [len(source) - after for source, _ in pairs]
+        tags = [
+            TagIds(tuple(source[:before]), tuple(source[end:]), tuple(target[:of_target]))
+            for (source, target), end in zip(pairs, ends, strict=True)
+        ]
+        directions = [self._directions[each] for each in tags]
+        pairs = [(s[before:end], t[of_target:]) for (s, t), end in zip(pairs, ends, strict=True)]
         shares = {name: getattr(self._augment, name) for name in (*CHANGES, "merge")}
         # As many random numbers are drawn for each pair, whatever is chosen.
         draws = ([name for name in shares if generator.random() < shares[name]] for _ in pairs)
@@ -59,7 +64,7 @@ class PairAugmenter:
         for row, pair in zip(texts, self._encode(list(texts.values())), strict=True):
             if self._is_usable(pair):
                 changed[row] = pair
-        return [([*tag, *source], target) for tag, (source, target) in zip(tags, changed, strict=True)]
+        return [_tagged(each, pair) for each, pair in zip(tags, changed, strict=True)]
 
     def noise(self, pairs: int, generator: random.Random) -> list[EncodedPair]:
         """The random pairs that are added to a number of pairs."""
@@ -69,12 +74,12 @@ class PairAugmenter:
         encoded = self._encode([(text, text) for text in drawn])
         tags = [*self._directions]
         return [
-            ([*generator.choice(tags), *pair[0]], pair[1])
+            _tagged(generator.choice(tags), pair)
             for pair in encoded
             if self._is_usable(pair) and not any(unk in ids for unk, ids in zip(unknown, pair, strict=True))
         ]
 
-    def _can_merge(self, pairs: Sequence[EncodedPair], tags: Sequence[list[int]], row: int) -> bool:
+    def _can_merge(self, pairs: Sequence[EncodedPair], tags: Sequence[TagIds], row: int) -> bool:
         """Whether the next pair may be appended: there is one, and it has the same tags."""
         if row + 1 == len(pairs) or tags[row] != tags[row + 1]:
             return False
@@ -120,5 +125,12 @@ class PairAugmenter:
 
     def _is_usable(self, pair: EncodedPair) -> bool:
         source, target = map(len, pair)
-        too_long = are_too_long(source + self._tag_length, target, self._max_length)
+        added = next(iter(self._directions)).counts
+        too_long = are_too_long(source + added[0], target + added[1], self._max_length)
         return min(source, target) > 1 and not too_long
+
+
+def _tagged(tags: TagIds, pair: EncodedPair) -> EncodedPair:
+    """A pair with the ids that tell its languages."""
+    source, target = pair
+    return [*tags.source, *source, *tags.after_source], [*tags.target, *target]

@@ -238,16 +238,19 @@ def _add_first(places: list[str], new: Sequence[str]) -> None:
     places += new[: PLACES - len(places)]
 
 
-def count_tag_ids(data: DataConfig, tokenizer: Tokenizer) -> int:
-    """The number of ids of the language tag before each source. It is the same for all corpora."""
-    return len(tokenizer.encode_source([data.tag_of(data.train[0])])[0])
+def count_tag_ids(data: DataConfig, tokenizer: Tokenizer) -> tuple[int, int]:
+    """The number of ids that tell the languages on each side. It is the same for all corpora."""
+    return tokenizer.tags_of(data.direction_of(data.train[0]), data.language_tags).counts
 
 
-def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tag: int = 0) -> Segmentation:
-    """Segment a sample of the training pairs, whose sources will begin with `tag` ids of a language tag."""
+def segment(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tags: tuple[int, int] = (0, 0)
+) -> Segmentation:
+    """Segment a sample of the training pairs, to whose sides some ids of `tags` will be added."""
     texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
     sides = tokenizer.encode_source(texts[0]), tokenizer.encode_target(texts[1])
-    lengths = ((tag + len(source) + 1, len(target) + 1) for source, target in zip(*sides, strict=True))
+    added = [1 + count for count in tags]
+    lengths = ((len(a) + added[0], len(b) + added[1]) for a, b in zip(*sides, strict=True))
     too_long = sum(are_too_long(*both, max_length) for both in lengths)
     found = Segmentation(len(pairs), too_long, [], [])
     for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):

@@ -125,27 +125,26 @@ def _dual_score(one: float, other: float) -> float:
 
 
 def _score(
-    translator: Translator, sources: list[list[int]], targets: list[str], progress: Callable[[int], object]
+    translator: Translator, source: list[list[int]], targets: list[str], progress: Callable[[int], object]
 ) -> list[Scored]:
-    """The scores of targets for the ids of sources."""
-    tokenizer = translator.tokenizer
-    eos, longest = tokenizer.special.eos, translator.max_length
-    source = [[*ids, eos] for ids in sources]
-    target = [[*ids, eos] for ids in tokenizer.encode_target(targets)]
+    """The scores of targets for the ids of sources. The code of a language at the beginning of a target is
+    not scored."""
+    splitter, longest = translator.splitter, translator.max_length
+    target, codes = splitter.encode_target(targets), len(splitter.tags.target)
     longer = [max(map(len, sides)) for sides in zip(source, target, strict=True)]
     fitting = [row for row, length in enumerate(longer) if length <= longest]
     progress(len(source) - len(fitting))
-    results, pieces = [Scored(math.nan, [], [])] * len(source), tokenizer.target.pieces
+    results, pieces = [Scored(math.nan, [], [])] * len(source), translator.tokenizer.target.pieces
     for batch in in_batches([longer[row] for row in fitting], translator.decoding.moderate_batch_tokens):
         rows = [fitting[i] for i in batch]
         source_ids, source_keep = _padded(translator, [source[i] for i in rows])
         target_ids, _ = _padded(translator, [target[i] for i in rows])
         log_probs = forced_log_probs(translator.models, source_ids, source_keep, target_ids)
         for row, values in zip(rows, log_probs.tolist(), strict=True):
-            steps = values[: len(target[row])]
+            steps = values[codes : len(target[row])]
             if not all(map(math.isfinite, steps)):
                 raise ModelError(NOT_FINITE)
-            results[row] = Scored(sum(steps), [pieces[i] for i in target[row]], steps)
+            results[row] = Scored(sum(steps), [pieces[i] for i in target[row][codes:]], steps)
         progress(len(rows))
     return results
 
@@ -160,10 +159,9 @@ def attention(
     """The tokens of a source and of its translation, EOS included, and the cross-attention weights (T, S) of
     the layer that alignments are taken from, averaged over heads and models. Both texts are cut at the
     model's maximum length."""
-    tokenizer, eos = translator.tokenizer, translator.tokenizer.special.eos
-    longest = translator.max_length - 1
-    source_ids = [*translator.splitter.encode([source])[0][:longest], eos]
-    target_ids = [*tokenizer.encode_target([target])[0][:longest], eos]
+    tokenizer, splitter, longest = translator.tokenizer, translator.splitter, translator.max_length
+    [source_ids] = splitter.encode([source], most=longest)
+    [target_ids] = splitter.encode_target([target], longest)
     rows, keep = _padded(translator, [source_ids])
     targets, _ = _padded(translator, [target_ids])
     layer = translator.decoding.alignment_layer

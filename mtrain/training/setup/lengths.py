@@ -82,7 +82,8 @@ class TrainingLengths:
         source, target = _token_counts(sample, tokenizer)
         is_filled = (source > 1) & (target > 1)
         if tokenizer is not None:
-            source = source + count_tag_ids(config.data, tokenizer)
+            added = count_tag_ids(config.data, tokenizer)
+            source, target = source + added[0], target + added[1]
         kept = is_filled & ~are_too_long(source, target, config.data.max_length)
         if not kept.any():
             raise DataError("no training pair is left; all are empty or longer than data.max_length")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mtrain.config.languages import Direction, changed_bleu_tokenizers, has_spaces
+from mtrain.config.languages import Direction, LanguageTags, changed_bleu_tokenizers, has_spaces
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import make_batch
 from mtrain.data.epochs.packed_batch import AnyBatch
@@ -19,6 +19,7 @@ from mtrain.data.text.writing_systems import main_script
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import Ensemble
+from mtrain.decoding.split import Splitter
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.distributed.ranks import JsonValue, Ranks
@@ -70,12 +71,14 @@ class Validator:
     def __init__(
         self, data: PreparedData, config: Config, tokenizer: Tokenizer, micro_batch_tokens: int, ranks: Ranks
     ):
-        """The sources are given language tags, if the model has any."""
+        """The sources are given language tags, if the model has any. Codes are added to ids."""
         self.ranks = ranks
+        tags = config.data.language_tags
+        self.codes: LanguageTags = tags if tags.startswith("codes") else "none"
         self.directions = data.directions
-        tags = [direction.tag(config.data.language_tags) for direction in data.directions]
+        texts = [direction.tag(tags) for direction in data.directions]
         sources = [pair.source for pair in data.validation]
-        self.sources = [f"{tag} {text}" if tag else text for tag, text in zip(tags, sources, strict=True)]
+        self.sources = [f"{tag} {text}" if tag else text for tag, text in zip(texts, sources, strict=True)]
         self.references = [pair.target for pair in data.validation]
         self.texts: dict[str, list[str]] = {}  # with the translations by the model that was scored last
         self.config = config
@@ -121,15 +124,25 @@ class Validator:
         if self.config.training.best_metric == "nll":  # does not depend on the search
             search = {}
         value: list[object] = [self.sources, self.references, self.tokenizer.fingerprint(), search]
+        if self.codes != "none":
+            value.append([*map(str, self.directions)])
         if changed := changed_bleu_tokenizers(self.metrics):
             value.append(changed)
         return sha256_of_json(value)
 
     def _encode(self, micro_batch_tokens: int) -> list[AnyBatch]:
         """Batches for the loss; pairs longer than `data.max_length` are truncated."""
-        special, longest = self.tokenizer.special, self.config.data.max_length - 1
-        sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
-        source, target = (Rows.from_lists([[*ids[:longest], special.eos] for ids in side]) for side in sides)
+        special, longest = self.tokenizer.special, self.config.data.max_length
+        found: list[tuple[list[int], list[int]]] = [([], [])] * len(self.sources)
+        for direction in dict.fromkeys(self.directions):
+            rows = [row for row, each in enumerate(self.directions) if each == direction]
+            tags = self.tokenizer.tags_of(direction, self.codes)
+            splitter = Splitter(self.tokenizer, longest, direction.source, tags=tags)
+            sources = splitter.encode([self.sources[row] for row in rows], most=longest)
+            targets = splitter.encode_target([self.references[row] for row in rows], longest)
+            for row, pair in zip(rows, zip(sources, targets, strict=True), strict=True):
+                found[row] = pair
+        source, target = (Rows.from_lists([pair[side] for pair in found]) for side in (0, 1))
         lengths = np.maximum(source.lengths, target.lengths).tolist()
         return [
             make_batch(self.device, source.take(rows), target.take(rows), special.pad, special.bos, rows)
@@ -177,7 +190,9 @@ class Validator:
         for direction in directions:  # its languages matter where lines are split
             ensemble, longest = Ensemble([model], self.tokenizer, self.device), self.config.data.max_length
             # Without processes, because the weights change.
-            translator = Translator(ensemble, self.decoding, direction, longest, processes=False)
+            translator = Translator(
+                ensemble, self.decoding, direction, longest, processes=False, language_tags=self.codes
+            )
             chosen = [row for row in rows if self.directions[row] == direction]
             sources = [self.sources[row] for row in chosen]
             translations = translator.stream(sources, scored=False, progress=progress)
@@ -185,8 +200,9 @@ class Validator:
         return [found[row] for row in rows]
 
     def alignment_layer(self, model: AnyModel) -> int | None:
-        """The decoder layer to take word alignments from; None if it is configured or unknown."""
-        if self.config.decoding.alignment_layer is not None:
+        """The decoder layer to take word alignments from; None if it is configured or unknown, or if the
+        model has codes of languages, which the choice does not support."""
+        if self.config.decoding.alignment_layer is not None or self.codes != "none":
             return None
         assert isinstance(model, Transformer)
         pairs = list(zip(self.sources, self.references, strict=True))

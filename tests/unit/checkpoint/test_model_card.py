@@ -17,7 +17,7 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import read_info, write_info
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
-from mtrain.interop.marian import import_marian
+from mtrain.interop.import_model import import_model
 from mtrain.runs.results import score_test_sets
 from mtrain.storage.generated import is_unedited
 from tests.support.marian import make
@@ -32,7 +32,7 @@ def imported(tmp_path_factory) -> Path:
     """The folder of a model that was imported from Marian."""
     folder = tmp_path_factory.mktemp("marian")
     make(folder / "opus", {"num_beams": 2}, seed=31)
-    import_marian(str(folder / "opus"), folder / "imported", ["target_lang=fr"])
+    import_model(str(folder / "opus"), folder / "imported", ["target_lang=fr"])
     return folder / "imported"
 
 
@@ -127,7 +127,10 @@ def code_in(card: Path) -> str:
     return code.replace("Hello.", "It rains.")
 
 
-@pytest.mark.parametrize("format", [pytest.param("marian", marks=pytest.mark.slow), "ctranslate2", None])
+SLOW = [pytest.param(format, marks=pytest.mark.slow) for format in ("marian", "pegasus")]
+
+
+@pytest.mark.parametrize("format", [*SLOW, "ctranslate2", None])
 def test_the_code_in_the_card_translates(mtrain, format, run_dir, imported, tmp_path, monkeypatch, capsys):
     """In the folder of the model, whatever its name is."""
     model, place = imported if format == "marian" else run_dir, tmp_path / 'it\'s "mine"'

@@ -200,6 +200,8 @@ def test_the_config_is_frozen(load_text, section: str | None):
         (["model={d_model: 130, heads: 4}"], ["130", "4", "multiple"]),
         (["model={d_model: 3, heads: 3}"], ["even"]),
         (["model={d_model: 12, heads: 4, positions: rotary}"], ["even", "rotary"]),
+        (["model={d_model: 2, heads: 1, positions: sinusoidal_marian}"], ["at least 4"]),
+        (["model={positions: learned, first_position: 2}"], ["first_position", "learned"]),
     ],
 )
 def test_sections_that_do_not_agree_are_named(rejection, assignments: list[str], named: list[str]):

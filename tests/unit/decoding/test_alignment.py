@@ -86,6 +86,7 @@ def test_a_token_has_all_words_that_begin_in_it() -> None:
     assert words_at("我看到 大马。", [0, 3, 5]) == [(0, 3), (3, 4), (4, 6)]
     assert words_at("Ein Hund", [0, 3, 6]) == [(0, 1), (1, 2), (1, 2)]
     assert words_at("", [0, 0]) == [(-1, -1)] * 2
+    assert words_at("Ein Hund", [-1, 0, 4]) == [(-1, -1), (0, 1), (1, 2)]
 
 
 def test_alignments_are_word_numbers_of_both_sides(translator: Translator) -> None:

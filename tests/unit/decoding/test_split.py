@@ -12,7 +12,7 @@ from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.decoding.split import Splitter, windows
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.learn import train_tokenizer
-from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import TagIds, Tokenizer
 from tests.support.training import PAIRS
 
 SOURCES = [source for source, _ in PAIRS]
@@ -121,7 +121,7 @@ def test_parts_know_the_words_of_the_line_and_of_a_tag_in_it(tagging: Tokenizer)
         for i, (word, _) in zip(part.source, part.words, strict=False):
             assert tagging.source.pieces[i].strip("▁") in words[word]
     tag = tagging.tag_ids("<2de>")
-    [added] = Splitter(tagging, 300, "en", "long", tag).parts_of(["It rains."], [], 0, True)
+    [added] = Splitter(tagging, 300, "en", "long", TagIds(tag)).parts_of(["It rains."], [], 0, True)
     of_tag, of_text = added.words[: len(tag)], added.words[len(tag) :]
     assert list(of_tag) == [(-1, -1)] * len(tag) and set(of_text) == {(0, 1), (1, 2)}
 
@@ -192,19 +192,20 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     ],
 )
 def test_a_line_has_one_language_tag(both: Tokenizer, tag: str, given: str, expected: str) -> None:
-    splitter = Splitter(both, 100, "en", "long", both.tag_ids(tag))
+    splitter = Splitter(both, 100, "en", "long", TagIds(both.tag_ids(tag)))
     parts = splitter.parts_of([given], [], 0)
     assert [part.source[:-1] for part in parts] == both.encode_source(expected.split("\n"))
     if "\n" not in given:
-        assert splitter.encode([given]) == both.encode_source([expected])
+        eos = both.special.eos
+        assert splitter.encode([given]) == [[*both.encode_source([expected])[0], eos]]
 
 
 def test_a_line_of_only_a_tag_is_empty(both: Tokenizer) -> None:
-    assert not Splitter(both, 100, "en", "long", both.tag_ids("<2fr>")).parts_of([" <2fr> "], [], 0)
+    assert not Splitter(both, 100, "en", "long", TagIds(both.tag_ids("<2fr>"))).parts_of([" <2fr> "], [], 0)
 
 
 def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> None:
-    splitter = Splitter(both, 100, "en", "long", both.tag_ids("<en> <2fr>"), is_chosen=True)
+    splitter = Splitter(both, 100, "en", "long", TagIds(both.tag_ids("<en> <2fr>")), is_chosen=True)
     for same in ("<2fr> It rains.", "<en> <2fr> It rains.", "It rains."):
         [part] = splitter.parts_of([same], [], 0)
         assert part.source[:-1] == both.encode_source(["<en> <2fr> It rains."])[0]

@@ -4,8 +4,6 @@ import filecmp
 import json
 import math
 import shutil
-from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import pytest
@@ -16,79 +14,19 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.cli.interop import ExportFormat
-from mtrain.config.schema import Format, ModelFolderConfig
+from mtrain.config.schema import Format
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.config.sections.model import Architecture
-from mtrain.config.sections.tokenizer import TokenizerConfig
-from mtrain.config.yaml_io import to_yaml
-from mtrain.data.reading.files import toy_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop import export, verify
 from mtrain.interop.export import export_model
-from mtrain.interop.marian import import_marian
-from mtrain.model.transformer import Transformer
-from mtrain.storage.atomic import write_folder, write_text
+from mtrain.interop.import_model import import_model
 from mtrain.storage.manifest import write_manifest
-from mtrain.tokenizer.learn import train_tokenizer
-from mtrain.tokenizer.tokenizer import SPACES, Tokenizer, model_config
+from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
 from tests.support.cli import changed, one_line
 from tests.support.marian import make, transformers
+from tests.support.random_models import AWKWARD, SMALL_LIMIT, SOURCES, random_model, translated
 from tests.support.training import PAIRS
-
-SOURCES = [pair[0] for pair in PAIRS]
-AWKWARD = ["<bt> I like 日本 😀.", "a\tb  c", "ﬁ >> <<", "<s> \u2581", "J'aime l'eau."]
-
-
-@pytest.fixture(scope="module")
-def ctranslate2() -> ModuleType:
-    """The module, which imports Transformers: only the process of these tests needs it."""
-    import ctranslate2
-
-    return ctranslate2
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory) -> dict[bool, Path]:
-    """Folders of a joint vocabulary and of two, with byte pieces and a symbol."""
-    pairs, folders = toy_pairs("train")[:1000], {}
-    for joint in (True, False):
-        folders[joint] = tmp_path_factory.mktemp("tokenizer")
-        config = TokenizerConfig(vocab_size=360, joint=joint, symbols=["<bt>"])
-        train_tokenizer(
-            config, lambda: (p.source for p in pairs), lambda: (p.target for p in pairs), folders[joint], 1
-        )
-    return folders
-
-
-def random_model(folder: Path, tokenizer: Path, decoding: DecodingConfig | None = None, **shape: Any) -> Path:
-    """A model folder with random weights, widely different logits, and biases."""
-    sizes = {"d_model": 32, "heads": 4, "ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 1}
-    config = model_config(Architecture(**{**sizes, **shape}), Tokenizer(tokenizer), 64)
-    torch.manual_seed(5)
-    model = Transformer(config)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            parameter.data *= 1.6
-        else:
-            parameter.data.normal_(float("norm.weight" in name), 0.3)
-    described = ModelFolderConfig(
-        source_lang="en",
-        target_lang="fr",
-        max_length=64,
-        tokenizer=TokenizerConfig(),
-        model=config,
-        decoding=decoding or DecodingConfig(precision="fp32", beam_size=2),
-    )
-
-    def fill(temporary: Path) -> None:
-        write_text(temporary / "config.yaml", to_yaml(described))
-        save_file(model.state_dict(), temporary / "model.safetensors")
-        shutil.copytree(tokenizer, temporary / "tokenizer")
-
-    write_folder(folder, fill)
-    return folder
-
 
 SHAPES = [
     (True, {"norm": "pre", "activation": "relu"}),
@@ -150,7 +88,7 @@ def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tok
     model = random_model(tmp_path / "model", tokenizers[joint], decoding, **shape)
     summary, *differing = export_model(model, tmp_path / "out", "marian", texts=SOURCES + AWKWARD)
     assert summary.startswith("13 sentences: 13 translations identical (beam 2)") and not differing
-    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
     ours, back = load_model(model), load_model(tmp_path / "back")
     assert back.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
     changed = {"activation_dropout": 0.1, "max_positions": 1024}
@@ -161,15 +99,6 @@ def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tok
     assert filecmp.cmpfiles(tmp_path / "out", tmp_path / "again", files, shallow=False)[0] == files
     assert back.config.max_length == ours.config.max_length
     assert back.config.decoding == ours.config.decoding.model_copy(update={"precision": "auto"})
-
-
-SMALL_LIMIT = DecodingConfig(precision="fp32", beam_size=2, max_length_ratio=0, max_length_offset=20)
-
-
-def translated(model: Path, **decoding: Any) -> list[tuple[str, Any]]:
-    with Translator.load(model, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
-        found = translator.with_settings(**decoding).translate(SOURCES + AWKWARD)
-    return [(best.text, pytest.approx(best.score, abs=1e-4)) for best in found]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +139,7 @@ def test_an_export_that_transformers_has_trained_is_imported_as_it_is(tokenizers
     with torch.no_grad():
         trained.model.shared.weight[2] += 0.1
     trained.save_pretrained(tmp_path / "out")
-    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
     back = load_model(tmp_path / "back")
     assert back.model.config.bos_id == back.model.config.pad_id == 360
     assert [text for text, _ in translated(tmp_path / "back")] == [text for text, _ in translated(model)]
@@ -267,9 +196,10 @@ def test_prefixed_translations_and_scores_equal_those_of_ctranslate2(
     assert [one.score for one in ours] == pytest.approx([one.scores[0] for one in found], abs=1e-4)
 
 
-@pytest.mark.parametrize("format", get_args(Format))
+@pytest.mark.parametrize("format", ["marian", "pegasus", "ctranslate2", "argos"])
 def test_a_forbidden_token_that_does_not_exist_is_an_error(tokenizers, tmp_path, format):
-    model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm="post")
+    norm = "pre" if format == "pegasus" else "post"
+    model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm=norm)
     with pytest.raises(UsageError, match="forbidden_ids: no token has the id 99999; the ids of this model"):
         export_model(model, tmp_path / "out", format, overrides=["decoding.forbidden_ids=[99999]"])
     assert not (tmp_path / "out").exists()
@@ -294,13 +224,13 @@ def test_language_tags_survive_export_to_marian_and_import(tokenizers, tmp_path)
     (model / "config.yaml").write_text(yaml.safe_dump({**raw, "language_tags": "target"}))
     write_manifest(model)
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
-    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
     assert load_model(tmp_path / "back").config.language_tags == "target"
 
 
 def test_forbidden_tokens_of_an_imported_model_stay_forbidden_in_ctranslate2(ctranslate2, tmp_path):
     make(tmp_path / "hf", {"num_beams": 4}, seed=38, activation_function="swish")
-    import_marian(str(tmp_path / "hf"), tmp_path / "model")
+    import_model(str(tmp_path / "hf"), tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     [summary] = export_model(tmp_path / "model", tmp_path / "out", "ctranslate2")
     assert "16 translations identical" in summary
@@ -359,7 +289,11 @@ def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, m
         (("export", run_dir, tmp_path / "mine", "--format", "ctranslate2"), 2, "is not overwritten"),
         (("export", tmp_path / "mine", tmp_path / "out", "--format", "marian"), 4, "not a complete"),
         ((*good, "onnx"), 2, "onnx"),
-        ((*good, "marian", "--quantization", "int8"), 2, "--quantization requires --format ctranslate2"),
+        (
+            (*good, "pegasus", "--quantization", "int8"),
+            2,
+            "--quantization requires --format ctranslate2 or argos",
+        ),
         ((*good, "ctranslate2", "-i", "nowhere"), 3, "nowhere: no such file"),
         ((*good, "ctranslate2", "--set", "model.heads=1"), 2, "only decoding.* can be set"),
     ):
@@ -386,7 +320,7 @@ def test_settings_that_generate_does_not_support_are_logged(tokenizers, tmp_path
 
 def test_fit_logs_which_exports_are_possible_if_debug_messages_are_wanted(mtrain, config_file):
     code, _, err = mtrain("fit", config_file, "--set", "training.max_steps=1", "--debug")
-    assert code == 0 and "exports: marian: no (model.norm must be post), ctranslate2: yes" in err
+    assert code == 0 and "exports: marian: no (model.norm must be post), pegasus: yes, " in err
 
 
 def test_fit_rejects_a_model_that_a_required_export_does_not_support(mtrain, config_file, tmp_path):
@@ -398,12 +332,12 @@ def test_fit_rejects_a_model_that_a_required_export_does_not_support(mtrain, con
     )
     assert not (tmp_path / "run").exists()
     code, _, err = mtrain("fit", config, "--set", "model.norm=post", "--set", "training.max_steps=1")
-    assert code == 0 and "exports: marian: yes, ctranslate2: yes" in err
+    assert code == 0 and "exports: marian: yes, pegasus: no (model.norm must be pre), " in err
 
 
 def test_an_unknown_export_is_a_usage_error(mtrain, config_file):
     code, _, err = mtrain("fit", changed(config_file, "export", require=["onnx"]))
-    assert code == 2 and "export.require.0: expected one of marian, ctranslate2" in one_line(err)
+    assert code == 2 and "export.require.0: expected one of transformers, marian, " in one_line(err)
 
 
 def test_a_missing_package_is_named():

@@ -19,7 +19,7 @@ from mtrain.config.schema import Config
 from mtrain.data.preparing.check_report import check_data
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
-from mtrain.interop.marian import import_marian
+from mtrain.interop.import_model import import_model
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.vocabulary import Vocabulary
 from mtrain.training.fit import fit
@@ -55,7 +55,7 @@ def weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> N
 
 
 def imported(source: Path) -> dict[str, torch.Tensor]:
-    import_marian(str(source), source.with_name("out"))
+    import_model(str(source), source.with_name("out"))
     return load_file(source.with_name("out") / "model.safetensors")
 
 
@@ -114,14 +114,14 @@ def test_without_a_length_limit_it_is_the_number_of_positions(source):
 
 def test_settings_and_languages_can_be_overridden(source):
     edited(source / "tokenizer_config.json", source_lang=None)
-    import_marian(str(source), source.with_name("out"), ["source_lang=de", "decoding.beam_size=7"])
+    import_model(str(source), source.with_name("out"), ["source_lang=de", "decoding.beam_size=7"])
     config = load_model(source.with_name("out")).config
     assert (config.source_lang, config.target_lang, config.decoding.beam_size) == ("de", "fr", 7)
 
 
 def test_a_forbidden_token_that_does_not_exist_is_an_error(source):
     with pytest.raises(UsageError, match="forbidden_ids: no token has the id 99999"):
-        import_marian(str(source), source.with_name("out"), ["decoding.forbidden_ids=[99999]"])
+        import_model(str(source), source.with_name("out"), ["decoding.forbidden_ids=[99999]"])
     assert not source.with_name("out").exists()
 
 
@@ -226,7 +226,7 @@ def test_an_imported_model_translates_and_scores(mtrain, source, tmp_path):
 # ----------------------------------------------------------------------------------------------------- errors
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "bert"}, "not a MarianMT model; model_type in config.json is 'bert'"),
+    ({"model_type": "bert"}, "nor a Pegasus model of mtrain; model_type in config.json is 'bert'"),
     ({"scale_embedding": False}, "unsupported: scale_embedding: False"),
     ({"scale_embedding": None}, "unsupported: scale_embedding: False"),
     ({"normalize_before": True}, "unsupported: normalize_before: True"),
@@ -257,7 +257,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
 def test_unsupported_architectures_are_errors(source, changes, message):
     edited(source / "config.json", **changes)
     with pytest.raises(ModelError, match=message):
-        import_marian(str(source), source.with_name("out"))
+        import_model(str(source), source.with_name("out"))
     assert {path.name for path in source.parent.iterdir()} == {"source"}
 
 
@@ -284,7 +284,7 @@ def test_unsupported_architectures_are_errors(source, changes, message):
 def test_unsupported_generation_settings_are_errors(source, changes, message):
     edited(source / "generation_config.json", **changes)
     with pytest.raises(ModelError, match=message):
-        import_marian(str(source), source.with_name("out"))
+        import_model(str(source), source.with_name("out"))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_missing_or_damaged_files_are_named(source, name, how):
     elif how != "missing":
         file.write_bytes(contents[: len(contents) // 2 if how == "cut" else 0])
     with pytest.raises(ModelError, match=name.partition(".")[0]) as caught:
-        import_marian(str(source), source.with_name("out"))
+        import_model(str(source), source.with_name("out"))
     assert "\n" not in str(caught.value) and not source.with_name("out").exists()
 
 
@@ -326,7 +326,7 @@ def test_missing_or_damaged_files_are_named(source, name, how):
 def test_an_invalid_vocabulary_is_an_error(source, text, message):
     (source / "vocab.json").write_text(text)
     with pytest.raises(ModelError, match=message):
-        import_marian(str(source), source.with_name("out"))
+        import_model(str(source), source.with_name("out"))
 
 
 def _broadcast(tensors):
@@ -358,7 +358,7 @@ def test_a_pickle_runs_no_code_and_must_contain_only_weights(source, change, mes
     change(tensors)
     torch.save(tensors, source / "pytorch_model.bin")
     with pytest.raises(ModelError, match=message):
-        import_marian(str(source), source.with_name("out"))
+        import_model(str(source), source.with_name("out"))
     assert not Path("/tmp/mtrain-was-here").exists()
 
 
@@ -385,7 +385,7 @@ def test_a_pickle_runs_no_code_and_must_contain_only_weights(source, change, mes
 def test_invalid_tensors_are_named(source, change, message):
     weights(source, change)
     with pytest.raises(ModelError, match=message):
-        import_marian(str(source), source.with_name("out"))
+        import_model(str(source), source.with_name("out"))
 
 
 def test_nothing_is_overwritten(mtrain, source, tmp_path, monkeypatch):
@@ -427,17 +427,17 @@ def test_a_model_name_is_downloaded_from_the_hub(source, tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
     as_bin(source)
-    import_marian("Helsinki-NLP/opus-mt-xx-yy", tmp_path / "out")
+    import_model("Helsinki-NLP/opus-mt-xx-yy", tmp_path / "out")
     assert asked == [("Helsinki-NLP/opus-mt-xx-yy", True, False), ("Helsinki-NLP/opus-mt-xx-yy", False, True)]
 
 
 def test_an_override_out_of_range_is_a_usage_error(source):
     with pytest.raises(UsageError, match="beam_size"):
-        import_marian(str(source), source.with_name("out"), ["decoding.beam_size=0"])
+        import_model(str(source), source.with_name("out"), ["decoding.beam_size=0"])
 
 
 def test_an_empty_row_before_others_is_decoded(source, tmp_path, monkeypatch):
-    import_marian(str(source), tmp_path / "model")
+    import_model(str(source), tmp_path / "model")
     vocabulary = load_model(tmp_path / "model").tokenizer.target
     processor = vocabulary.processor
 
@@ -468,7 +468,7 @@ def in_shards(source: Path, kind: str = ".safetensors") -> dict[str, str]:
 @pytest.mark.parametrize("kind", [".safetensors", ".bin"])
 def test_weights_in_shards_equal_those_in_one_file(original, source, kind):
     in_shards(source, kind)
-    import_marian(str(original), source.with_name("whole"))
+    import_model(str(original), source.with_name("whole"))
     whole = load_file(source.with_name("whole") / "model.safetensors")
     found = imported(source)
     assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in whole)

@@ -10,7 +10,7 @@ from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.decoding.search.forced import forced_log_probs
 from mtrain.decoding.search.search import search
 from mtrain.interop.export import export_model
-from mtrain.interop.marian import import_marian
+from mtrain.interop.import_model import import_model
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.marian import (
     AWKWARD,
@@ -61,7 +61,7 @@ def made(request, tmp_path_factory) -> tuple["MarianMTModel", Path, Path]:
     """A model of transformers, its folder, and the folder of the imported model."""
     folder = tmp_path_factory.mktemp("marian") / request.param
     model = make(folder, **SHAPES[request.param])
-    import_marian(str(folder), folder.with_name("imported"))
+    import_model(str(folder), folder.with_name("imported"))
     return model, folder, folder.with_name("imported")
 
 

@@ -55,6 +55,17 @@ def test_sinusoids_equal_the_formula_in_both_layouts(width: int) -> None:
         assert [pairs[p, 2 * i], pairs[p, 2 * i + 1]] == sine_and_cosine
 
 
+def test_sinusoids_of_marian_equal_its_formula_and_start_at_the_first_position() -> None:
+    model = build(positions="sinusoidal_marian", first_position=2, max_positions=3)
+    table = model.embed.positions(0, 3, None)
+    for p, i in itertools.product(range(3), range(8)):
+        angle = (p + 2) * math.exp(-i * math.log(10000) / 7)  # fairseq, SinusoidalPositionalEmbedding
+        assert [float(table[p, i]), float(table[p, 8 + i])] == pytest.approx(
+            [math.sin(angle), math.cos(angle)]
+        )
+    torch.testing.assert_close(model.embed.positions(1, 40, None)[:2], table[1:])  # the table has grown
+
+
 @pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_interleaved", "rotary"])
 def test_sentences_may_be_longer_than_max_positions(positions: str) -> None:
     short, long = build(positions=positions, max_positions=4), build(positions=positions, max_positions=90)

@@ -1,0 +1,62 @@
+"""Export to packages for Argos Translate (github.com/argosopentech/argos-translate), the library of
+LibreTranslate: a CTranslate2 model, a SentencePiece model and a description in a ZIP file."""
+
+import json
+import zipfile
+from datetime import date
+from pathlib import Path
+
+from mtrain.checkpoint.card_text import argos_package
+from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.language_names import find_language, language_name
+from mtrain.config.languages import base_language
+from mtrain.config.schema import ModelFolderConfig
+from mtrain.errors import ModelError
+from mtrain.interop.ctranslate2 import write_ctranslate2
+from mtrain.storage.atomic import write_text
+from mtrain.storage.manifest import CARD, INFO
+
+_MODEL = "model"
+
+
+def write_argos(loaded: LoadedModel, folder: Path, quantization: str | None) -> Path:
+    """Write the files of a package to an empty folder. Returns the folder of the CTranslate2 model.
+
+    Raises ModelError if a language is unknown, or if there are two SentencePiece models.
+    """
+    config, model = loaded.config, folder / _MODEL
+    for code in (config.source_lang, config.target_lang):
+        if find_language(code) is None:
+            raise ModelError(f"argos needs the codes of both languages; {code} is not one of ISO 639")
+    spm = loaded.tokenizer.source.processor.serialized_model_proto()
+    if spm != loaded.tokenizer.target.processor.serialized_model_proto():
+        raise ModelError("argos does not support a tokenizer with a SentencePiece model for each language")
+    write_ctranslate2(loaded, model, quantization)
+    for file in loaded.tokenizer.files:
+        (model / file.name).unlink()
+    (folder / "sentencepiece.model").write_bytes(spm)
+    sides = {"from": config.source_lang, "to": config.target_lang}
+    described = {
+        # Greater than the versions of public packages, which would otherwise replace this one in an update.
+        "package_version": f"{date.today():%Y.%m.%d}",
+        "argos_version": "1.9.0",  # the first one that reads byte pieces
+        **{f"{side}_code": base_language(language) for side, language in sides.items()},
+        **{f"{side}_name": language_name(language) for side, language in sides.items()},
+    }
+    write_text(folder / "metadata.json", json.dumps(described, indent=1) + "\n")
+    return model
+
+
+def pack_argos(config: ModelFolderConfig, folder: Path) -> None:
+    """Move the files of a package, with copies of its card and info.json, to a ZIP file in the same folder.
+
+    The folder in the ZIP file has no version in its name, so that a new version replaces the old one.
+    """
+    name, files = argos_package(config), [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    with zipfile.ZipFile(folder / f"{name}.argosmodel", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.write(file, f"{name}/{file.relative_to(folder)}")
+    for file in files:
+        if file.name not in (CARD, INFO):
+            file.unlink()
+    (folder / _MODEL).rmdir()

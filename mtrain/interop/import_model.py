@@ -1,0 +1,165 @@
+"""`mtrain import`: model folders from models of Hugging Face Transformers: MarianMT, M2M-100 (Fan et al.,
+"Beyond English-Centric Multilingual Machine Translation", JMLR 2021), NLLB-200 (NLLB Team, "No Language Left
+Behind", 2022), and what `mtrain export` writes."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mtrain.checkpoint.model_card import stated_license, write_card
+from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
+from mtrain.config.load import override, validate
+from mtrain.config.schema import ModelFolderConfig
+from mtrain.config.sections.model import ModelConfig
+from mtrain.config.yaml_io import to_yaml
+from mtrain.decoding.search.constraints import check_forbidden_ids
+from mtrain.errors import ModelError, UsageError
+from mtrain.interop.generation_config import decoding_from_generation
+from mtrain.interop.huggingface import read_object, read_weights, source_folder
+from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer, take_tokenizer, write_languages
+from mtrain.interop.marian import FIXED, architecture, take_marian_tokenizer
+from mtrain.interop.marian_tensors import from_transformers, positions_in, without_last_token
+from mtrain.paths import path_of
+from mtrain.regular_files import MAX_JSON_BYTES, read_file
+from mtrain.storage.atomic import require_new_folder, write_new_folder, write_text
+from mtrain.storage.manifest import CARD
+
+log = logging.getLogger(__name__)
+
+_LICENSE_OF_NLLB = "cc-by-nc-4.0"  # unless the card in the folder states another one
+
+
+def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> bool:
+    """Create a model folder from a model in a folder or on the Hugging Face Hub.
+
+    `overrides` set `decoding.*`, `source_lang`, `target_lang` and, of models with codes of languages,
+    `normalizes_punctuation`. Returns whether the model has such codes. Raises ModelError if something is
+    missing, damaged or unsupported, and UsageError if `out` exists.
+    """
+    require_new_folder(out)
+    folder = source_folder(source)
+    config = read_object(folder / "config.json")
+    if (kind := config.get("model_type")) not in FIXED:
+        known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
+        raise ModelError(f"{folder}: {known}; model_type in config.json is {kind!r}")
+
+    def fill(temporary: Path) -> None:
+        tensors, settled, tokenizer = _convert(folder, temporary / "tokenizer", config, source)
+        changed = _with_overrides(settled, overrides)
+        if changed.languages:
+            codes = tokenizer.tokenizer.source.codes
+            write_languages(temporary / "tokenizer", codes, changed.normalizes_punctuation)
+        elif "und" in (changed.source_lang, changed.target_lang):
+            advice = "set them with --set source_lang=... --set target_lang=..."
+            log.warning("%s: unknown languages; %s", folder, advice)
+        write_text(temporary / "config.yaml", to_yaml(changed))
+        save_file(tensors, temporary / "model.safetensors")
+        on_hub = not path_of(source).exists()
+        original = Ancestor(name=source, hub=True) if on_hub else describe_ancestor(folder)
+        license_ = _stated_license(folder) or (_LICENSE_OF_NLLB if tokenizer.is_nllb else None)
+        origin = Origin(kind="imported", ancestors=[original], license=license_)
+        write_info(temporary, new_info(name_of(out), origin))
+        write_card(temporary)
+
+    write_new_folder(out, fill)
+    return bool(kind == "m2m_100")
+
+
+def _convert(
+    folder: Path, into: Path, config: dict[str, Any], source: str
+) -> tuple[dict[str, Tensor], ModelFolderConfig, ImportedTokenizer]:
+    """The weights and settings of a model, and its tokenizer, which is written to a folder."""
+    names = read_object(folder / "tokenizer_config.json", optional=True)
+    file, theirs = read_weights(folder)
+    if config["model_type"] == "m2m_100":
+        imported = take_tokenizer(folder, into, config.get("vocab_size"))
+    else:
+        separate = bool(names.get("separate_vocabs"))
+        imported = ImportedTokenizer(take_marian_tokenizer(folder, into, config, separate, theirs))
+    tokenizer, sizes = imported.tokenizer, config
+    if tokenizer.source.ids is None and config.get("vocab_size") == len(tokenizer.source) + 1:
+        theirs = without_last_token(theirs)
+        sizes = config | dict.fromkeys(("vocab_size", "decoder_vocab_size"), len(tokenizer.source))
+        sizes["decoder_start_token_id"] = tokenizer.special.bos
+    model = architecture(sizes, tokenizer)
+    if config["model_type"] == "pegasus":
+        model = model.model_copy(update={"positions": positions_in(theirs, model)})
+    tensors, model = from_transformers(theirs, config, model, file)
+    limit, positions = names.get("model_max_length"), model.max_positions
+    raw = {
+        **_languages(names, imported),
+        "max_length": min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions,
+        "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
+        "model": model.model_dump(mode="json"),
+        "decoding": _decoding(folder, config, model, imported),
+    }
+    settled = validate(ModelFolderConfig, raw, source, ModelError)
+    if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
+        raise ModelError(f"generation settings: bad_words_ids: {highest} is not a token id of this model")
+    return tensors, settled, imported
+
+
+def _stated_license(folder: Path) -> str | None:
+    """The license in the card of a folder, if it has a readable one. It may be a link, as in the cache of
+    the Hub."""
+    with suppress(OSError, ModelError):
+        return stated_license(read_file(folder / CARD, MAX_JSON_BYTES).decode("utf-8", "replace"))
+    return None
+
+
+def _with_overrides(config: ModelFolderConfig, overrides: Sequence[str]) -> ModelFolderConfig:
+    """The config with other decoding settings, languages and normalization."""
+    keys = ["source_lang", "target_lang", *(["normalizes_punctuation"] if config.languages else [])]
+    raw = config.model_dump(mode="json")
+    for assignment in overrides:
+        if not assignment.startswith(("decoding.", *(f"{key}=" for key in keys))):
+            known = f"decoding.*, {', '.join(keys[:-1])} and {keys[-1]}"
+            raise UsageError(f"--set {assignment}: only {known} can be set")
+        raw = override(raw, assignment)
+    changed = validate(ModelFolderConfig, raw, "--set")
+    check_forbidden_ids(changed.decoding, changed.model.target_vocab_size)
+    return changed
+
+
+def _languages(names: dict[str, Any], imported: ImportedTokenizer) -> dict[str, Any]:
+    """The raw keys of a model folder for languages, from tokenizer_config.json."""
+    codes = imported.tokenizer.source.codes
+    if not codes:
+        return {
+            "source_lang": names.get("source_lang") or "und",
+            "target_lang": names.get("target_lang") or "und",
+            "language_tags": names.get("language_tags") or "none",
+        }
+    source, target = (code if code in codes else "und" for code in map(names.get, ("src_lang", "tgt_lang")))
+    return {
+        "source_lang": source,
+        "target_lang": target,
+        "language_tags": "codes_last" if names.get("legacy_behaviour") else "codes",
+        "languages": [*codes],
+        "normalizes_punctuation": names.get("normalizes_punctuation", imported.is_nllb),
+    }
+
+
+def _decoding(
+    folder: Path, config: dict[str, Any], model: ModelConfig, imported: ImportedTokenizer
+) -> dict[str, Any]:
+    """The raw `decoding` section, from generation_config.json or, for older models, from config.json."""
+    has_codes = bool(imported.tokenizer.source.codes)
+    generation = read_object(folder / "generation_config.json", optional=True)
+    if not generation:  # the defaults of MarianConfig and M2M100Config differ
+        generation = {"forced_eos_token_id": None if has_codes else model.eos_id, **config}
+    starts = generation.get("decoder_start_token_id")
+    if starts not in (None, config["decoder_start_token_id"]):
+        raise ModelError(f"generation settings: decoder_start_token_id is {starts!r}; config.json differs")
+    if not has_codes:
+        return decoding_from_generation(generation, model.eos_id, model.max_positions)
+    generation.pop("forced_bos_token_id", None)  # the code of a target language, which users choose
+    decoding = decoding_from_generation(generation, model.eos_id, model.max_positions)
+    decoding["forbidden_ids"] = sorted({*decoding["forbidden_ids"], *imported.unused})
+    decoding["max_length_offset"] -= 1  # the code of the target is added
+    return decoding

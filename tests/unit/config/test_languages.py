@@ -1,0 +1,55 @@
+"""Language codes that are completed to the codes of a model."""
+
+import pytest
+
+from mtrain.config.languages import find_code
+from mtrain.errors import UsageError
+
+NLLB = [
+    "ace_Arab",
+    "ace_Latn",
+    "arb_Arab",
+    "deu_Latn",
+    "eng_Latn",
+    "pes_Arab",
+    "zho_Hans",
+    "zho_Hant",
+    "zsm_Latn",
+]
+M2M = ["de", "en", "pt", "zh"]
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "expected"),
+    [
+        ("deu_Latn", NLLB, "deu_Latn"),
+        ("deu", NLLB, "deu_Latn"),
+        ("de", NLLB, "deu_Latn"),
+        ("de-AT", NLLB, "deu_Latn"),
+        ("ar", NLLB, "arb_Arab"),
+        ("fa", NLLB, "pes_Arab"),
+        ("ms", NLLB, "zsm_Latn"),
+        ("zh-Hant", NLLB, "zho_Hant"),
+        ("ace_latn", NLLB, "ace_Latn"),
+        ("deu_Latn", M2M, "de"),
+        ("pt-BR", M2M, "pt"),
+    ],
+)
+def test_a_code_is_completed_if_one_fits(given: str, known: list[str], expected: str) -> None:
+    assert find_code(given, known) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "message"),
+    [
+        ("zh", NLLB, "several codes of the model fit: zho_Hans, zho_Hant; give one"),
+        ("ace", NLLB, "ace_Arab, ace_Latn"),
+        ("deu_Latin", NLLB, "no such language; did you mean deu_Latn?"),
+        ("dex", NLLB, "did you mean deu_Latn?"),
+        ("xx", M2M, "its codes are such as de, en, pt, zh"),
+    ],
+)
+def test_other_codes_are_errors(given: str, known: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        find_code(given, known)
+    assert message in str(error.value)
