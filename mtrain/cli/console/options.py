@@ -53,12 +53,13 @@ LengthPenalty = Annotated[
 ]
 
 
-def number_or_auto(text: str) -> int | str:
-    """The value of an option that is a number or `auto`."""
-    try:
-        return text if text == "auto" else int(text)
-    except ValueError:
-        raise BadParameter(f"{text}: expected a number or auto") from None
+def number_or_auto(text: str, largest: int = 10**15) -> int | str:
+    """The value of an option that is a number from 1 to `largest`, or `auto`."""
+    if text == "auto":
+        return text
+    if text.isdecimal() and len(text) <= len(str(largest)) and 1 <= int(text) <= largest:
+        return int(text)
+    raise BadParameter(f"{text[:40]}: expected a number from 1 to {largest}, or auto")
 
 
 BatchTokens = Annotated[

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +45,7 @@ def translate(
     workers: Annotated[
         str | None,
         options.speed(
-            parser=options.number_or_auto,
+            parser=partial(options.number_or_auto, largest=64),
             metavar="N|auto",
             help="Number of processes that translate on a CPU; each holds a copy of the model.",
         ),
