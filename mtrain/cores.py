@@ -19,9 +19,9 @@ def cpu_limit(root: Path = ROOT) -> float:
     """The cores that this process may use: the cores of its affinity, or fewer if a control group limits its
     CPU time, as containers and batch systems do.
 
-    The quotas of the group of this process and of all groups above it apply. A container may see its path on
-    the host, and of these groups only the top one, which is its own. Sources: cpu.max in the kernel's
-    admin-guide/cgroup-v2; scheduler/sched-bwc for version 1.
+    The quotas of the group of this process and of all groups above it apply. In a container, the path may be
+    the path on the host, of which only the top folder exists: the container's own group. Sources: cpu.max in
+    the kernel's admin-guide/cgroup-v2; scheduler/sched-bwc for version 1.
     """
     limits = [float(len(_affinity()))]
     with suppress(OSError, ValueError):  # not Linux, or an unknown format
@@ -58,10 +58,10 @@ def openmp_settings(environment: Mapping[str, str], root: Path = ROOT) -> dict[s
     """The variables that mtrain adds to the `environment` of its processes. OpenMP reads them when PyTorch is
     loaded.
 
-    - GOMP_SPINCOUNT: a thread that waits for others occupies its core for this many rounds. By default these
-      are milliseconds, which other processes and other threads of this one could use.
-    - OMP_NUM_THREADS, if there is a quota, of which PyTorch does not know. Without one, it uses a thread for
-      each physical core of the affinity.
+    - GOMP_SPINCOUNT: a waiting thread occupies its core for this many rounds. The default takes milliseconds,
+      in which other threads could use the core.
+    - OMP_NUM_THREADS, if there is a quota, which PyTorch ignores: it uses a thread for each physical core of
+      the affinity.
     """
     settings = {}
     if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
@@ -80,7 +80,7 @@ def _count_physical_cores(root: Path) -> int:
 
 
 class ThreadSeconds(NamedTuple):
-    """What the threads of this process have done since they started. Zero if the system does not say."""
+    """Seconds of all threads of this process since they started; zero if the system does not report them."""
 
     ran: float = 0.0
     waited: float = 0.0  # for a core that others occupied

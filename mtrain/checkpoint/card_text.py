@@ -131,13 +131,18 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
+    config = model.config
     facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
-    if codes := model.config.languages:
-        source, target = codes[0], codes[-1]
+    if codes := config.languages:
+        source = config.source_lang if config.source_lang in codes else codes[0]
+        target = config.target_lang if config.target_lang in codes else codes[-1]
+        facts["source_code"] = source
+        pieces = (code if "_" in code else f"__{code}__" for code in (source, target))
+        facts["source_piece"], facts["target_piece"] = pieces
         facts["languages"] = f" --from {source} --to {target}"
         facts["between"] = f'.between("{source}", "{target}")'
     is_joint = (model.folder / "joint.model").exists()
-    return _render("usage.md", model, is_joint=is_joint, package=argos_package(model.config), **facts)
+    return _render("usage.md", model, is_joint=is_joint, package=argos_package(config), **facts)
 
 
 def argos_package(config: ModelFolderConfig) -> str:

@@ -15,12 +15,10 @@ class Plan:
     """How a run with `max_minutes` continues after step `step`, by the clock; see `mtrain.training.clock`."""
 
     step: int
-    scheduled: (
-        float  # step of the schedule, of `planned_steps`, that it has reached; the schedule ends with it
-    )
+    scheduled: float  # position in the schedule, from 0 to `planned_steps`
     total_steps: int  # after which the run ends
-    next_validation: int  # earlier validations are left out
-    limits: tuple[float, int | None]  # max_minutes and max_steps that this is planned for
+    next_validation: int  # the first step that may be validated
+    limits: tuple[float, int | None]  # max_minutes and max_steps of the plan
 
     def scheduled_at(self, step: int, planned_steps: int) -> float:
         """The step of the schedule that belongs to a step of the run; it advances evenly to its end."""

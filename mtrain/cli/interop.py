@@ -46,9 +46,8 @@ def export(
     format: Annotated[
         ExportFormat,
         Option(
-            help="transformers: for Hugging Face Transformers, as marian, pegasus or m2m_100, whichever the "
-            "model is; "
-            "ctranslate2: for CTranslate2; argos: for Argos Translate and LibreTranslate."
+            help="transformers: for Hugging Face Transformers, as marian, pegasus or m2m_100, whichever "
+            "supports the model; ctranslate2: for CTranslate2; argos: for Argos Translate and LibreTranslate."
         ),
     ],
     quantization: Annotated[

@@ -19,8 +19,8 @@ from mtrain.config.recipe import (
 from mtrain.config.sections.presets import SIZES
 
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
-# Models of fewer pairs often end too early or repeat themselves. These settings raise chrF by 0.3 to 4 points
-# and change BLEU by -0.1 to 0.2; 0.0 to 1.8 % of the references repeat 6 tokens, up to 4 % repeat 4.
+# Translations by models of fewer pairs often end too early or repeat tokens. These settings raised chrF by
+# 0.3 to 4 points and changed BLEU by -0.1 to 0.2 (docs/experiments/automatic-recipe.md, "Search").
 SMALL_CORPUS, LENGTH_PENALTY, NO_REPEAT_NGRAM = 100_000, 1.2, 6
 # The keys that `model.preset: auto` chooses, except for `training.max_steps`.
 AUTOMATIC = (
@@ -91,6 +91,6 @@ def choose_training(
     if size.pairs < SMALL_CORPUS:
         reason = f"fewer than {SMALL_CORPUS:,} pairs"
         choices.append(Choice("decoding.length_penalty", LENGTH_PENALTY, reason))
-        if budget.device == CPU:  # the fast search of a GPU cannot do that
+        if budget.device == CPU:  # CUDA graphs do not support it
             choices.append(Choice("decoding.no_repeat_ngram", NO_REPEAT_NGRAM, reason))
     return choices

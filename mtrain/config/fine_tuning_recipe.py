@@ -19,7 +19,7 @@ DROPOUT_KEYS = frozenset({"dropout", "activation_dropout"})
 
 
 def plan(size: CorpusSize, budget: Budget) -> tuple[CorpusSize, Budget]:
-    """A corpus and a budget, as the recipe for new models is to see them. Without a limit, the useful epochs
+    """The corpus and the budget to pass to the recipe for new models. Without a limit, the useful epochs
     limit the run, so that its learning rate ends at zero."""
     size = size._replace(useful_share=USEFUL_SHARE)
     if budget.unlimited:
@@ -29,8 +29,8 @@ def plan(size: CorpusSize, budget: Budget) -> tuple[CorpusSize, Budget]:
 
 
 def adapt(choices: Sequence[Choice], given: Budget, steps: int, width: int) -> list[Choice]:
-    """The `choices` for a new model of a width (`d_model`), adapted to one that is already trained. `steps`
-    are planned; `given` are the limits of the config."""
+    """The `choices` for a new model of width `width` (`d_model`), changed for a trained model. `steps` are
+    planned; `given` are the limits of the config."""
     rate = Choice("training.learning_rate", peak_rate(width), f"fine-tuning, model width {width}")
     adapted = [rate if choice.key == rate.key else choice for choice in choices]
     if given.unlimited:
@@ -39,5 +39,5 @@ def adapt(choices: Sequence[Choice], given: Budget, steps: int, width: int) -> l
 
 
 def peak_rate(width: int) -> float:
-    """The peak learning rate for a trained model of a width: 0.002 for `tiny`, 0.0005 for `base`."""
+    """The peak learning rate for a trained model of width `width`: 0.002 for `tiny`, 0.0005 for `base`."""
     return recipe.peak_rate(width) * RATE

@@ -13,9 +13,9 @@ from mtrain.errors import UsageError
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-# How a model is told the languages of a sentence: by tags before the source (see `Direction.tag`), or by the
-# codes of an imported model (`Tokenizer.tags_of`), of which each side begins with its own. With `codes_last`,
-# the code of the source follows its EOS, as in the first versions of NLLB-200.
+# How the languages of a sentence are given to a model: by tags before the source (see `Direction.tag`), or by
+# the codes of an imported model (see `Tokenizer.tags_of`). With `codes`, each side begins with the code of
+# its language; with `codes_last`, the code of the source follows EOS, as in the first versions of NLLB-200.
 LanguageTags = Literal["none", "target", "both", "codes", "codes_last"]
 
 # For languages written without spaces, 13a would count whole sentences as words. Others of these: `char`.
@@ -69,9 +69,8 @@ def is_same_language(one: str | None, other: str | None) -> bool:
 
 
 def find_code(code: str, known: Collection[str]) -> str:
-    """The one of the `known` codes of a model that a language code stands for: `deu_Latn` for itself, `deu`
-    and `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if there is none or if several
-    fit."""
+    """The code of a model, among the `known` ones, for a language code: `deu_Latn` for `deu_Latn`, `deu` and
+    `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if no code or several codes fit."""
     if code in known:
         return code
     scripts = {part for part in re.split("[-_]", code.lower())[1:] if len(part) > 3}  # others are regions

@@ -39,7 +39,7 @@ def read_config(file: Path, error: type[MtrainError] = UsageError) -> Any:
 
 
 def _of_this_version(raw: Any) -> Any:
-    """The values of a file, with `auto` for the former default of `decoding.batch_tokens`."""
+    """The values of a file, with `auto` for the earlier default of `decoding.batch_tokens`."""
     decoding = raw.get("decoding") if isinstance(raw, dict) else None
     if not isinstance(decoding, dict) or decoding.get("batch_tokens") != AUTO_BATCH_TOKENS:
         return raw

@@ -25,7 +25,7 @@ class ExportConfig(Section):
     require: list[Format] = Field(
         [],
         description="formats that must be possible; `fit` fails at startup if the model rules one out; "
-        "transformers: `marian`, `pegasus` or `m2m_100`, whichever the model is",
+        "transformers: `marian`, `pegasus` or `m2m_100`, whichever supports the model",
     )
 
 
@@ -165,7 +165,7 @@ class ModelFolderConfig(Section):
     language_tags: LanguageTags = Field("none", description="language tags before each source, or codes")
     languages: list[str] = Field([], description="languages that the vocabulary has codes for")
     normalizes_punctuation: bool = Field(
-        False, description="whether punctuation is normalized as by Moses, before segmentation"
+        False, description="whether to normalize punctuation by the rules of Moses before segmentation"
     )
     max_length: int = Field(ge=2, le=65536, description="longest source, in tokens; longer lines are split")
     tokenizer: TokenizerConfig = Field(description="the settings that the tokenizer was made with")

@@ -15,12 +15,12 @@ import regex
 from mtrain.data.text.writing_systems import CHARACTER, UNSPACED
 
 Alignment = tuple[tuple[int, int], ...]  # (source word, target word), counted from 0
-Words = tuple[int, int]  # the first word of a token, and the word after its last one
+Words = tuple[int, int]  # of a token: the index of its first word, and of the word after its last word
 NO_WORDS: Words = (-1, -1)
 FloatMatrix = npt.NDArray[np.floating]
 
-# Characters without width, such as the spaces of Khmer (U+200B), are part of the word before them. The
-# control characters are spaces for `str.split`, but not for `regex`.
+# Characters without width, such as the spaces of Khmer (U+200B), are part of the word before them.
+# `str.split` treats \x1c to \x1f as spaces, but `\s` of `regex` does not.
 _WORD = regex.compile(rf"(?=[{UNSPACED}]){CHARACTER}\p{{Cf}}*|[^\s\x1c-\x1f{UNSPACED}]+")
 
 
@@ -30,8 +30,9 @@ def count_words(text: str) -> int:
 
 
 def words_at(text: str, positions: Sequence[int]) -> list[Words]:
-    """The words of the tokens of a text, which begin at `positions`: the word at or after the position, or
-    the last word, and the words that begin between it and the next position. None for a position of -1."""
+    """The words of each token of a text; tokens begin at `positions`. These are the word at or after the
+    position (or the last word), and the words that begin before the next position. A token at position -1
+    has `NO_WORDS`."""
     spans = [word.span() for word in _WORD.finditer(text)]
     if not spans:
         return [NO_WORDS] * len(positions)
@@ -66,8 +67,8 @@ def align(attention: FloatMatrix, source: Sequence[Words], target: Sequence[Word
 
 
 def _by_first(tokens: Sequence[Words]) -> dict[int, range]:
-    """The words of all tokens that have the same first word, by that word. They end before the first word of
-    other tokens."""
+    """The words of the tokens that share a first word, by that word; they end before the first word of the
+    next tokens."""
     last = dict(sorted(tokens))  # of several tokens with the same first word, the longest one
     last.pop(NO_WORDS[0], None)
     bounds = pairwise([*last, max(last.values(), default=0)])

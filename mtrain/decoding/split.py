@@ -112,7 +112,7 @@ class Part(NamedTuple):
     source: list[int]  # ids, ending in EOS, or in the code of a language after it
     prefix: list[int]  # ids that its translation begins with
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
-    # for alignments: the words of the line that each source id but EOS belongs to; none for a language tag
+    # For alignments: the words of the line for each source id except EOS; `NO_WORDS` for a language tag.
     words: tuple[Words, ...] = ()
 
 

@@ -301,8 +301,8 @@ class Translator:
 
     @property
     def splitter(self) -> Splitter:
-        """Splits texts into lines, and lines into parts. Raises UsageError if the languages are not known to
-        a model that has codes for them."""
+        """Splits texts into lines, and lines into parts. Raises UsageError if the model has codes of
+        languages, but not for the current direction."""
         language, mode = self.direction.source, self.decoding.split
         tags = self.tokenizer.tags_of(self.direction, self.language_tags)
         return Splitter(self.tokenizer, self.max_length, language, mode, tags, self.is_chosen)

@@ -27,7 +27,7 @@ def write_argos(loaded: LoadedModel, folder: Path, quantization: str | None) -> 
     config, model = loaded.config, folder / _MODEL
     for code in (config.source_lang, config.target_lang):
         if find_language(code) is None:
-            raise ModelError(f"argos needs the codes of both languages; {code} is not one of ISO 639")
+            raise ModelError(f"argos needs the codes of both languages; {code} is not a code of ISO 639")
     spm = loaded.tokenizer.source.processor.serialized_model_proto()
     if spm != loaded.tokenizer.target.processor.serialized_model_proto():
         raise ModelError("argos does not support a tokenizer with a SentencePiece model for each language")
@@ -39,7 +39,7 @@ def write_argos(loaded: LoadedModel, folder: Path, quantization: str | None) -> 
     described = {
         # Greater than the versions of public packages, which would otherwise replace this one in an update.
         "package_version": f"{date.today():%Y.%m.%d}",
-        "argos_version": "1.9.0",  # the first one that reads byte pieces
+        "argos_version": "1.9.0",  # the first version that reads byte pieces
         **{f"{side}_code": base_language(language) for side, language in sides.items()},
         **{f"{side}_name": language_name(language) for side, language in sides.items()},
     }

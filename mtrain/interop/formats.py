@@ -14,7 +14,7 @@ MIN_POSITIONS = 1024
 
 
 def concrete_format(config: Config | ModelFolderConfig, format: Format) -> Format:
-    """`format`, but instead of `transformers` the one of a model's layers and languages."""
+    """The format itself or, for `transformers`, the format that suits the layers and the languages."""
     if format != "transformers":
         return format
     if _tags(config).startswith("codes"):
@@ -36,7 +36,7 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
     if format == "argos":
         if tags != "none":
             return "language_tags must be none, because Argos Translate cannot begin a text with a tag"
-        return None if config.tokenizer.joint else "tokenizer.joint must be true, for it has one vocabulary"
+        return None if config.tokenizer.joint else "tokenizer.joint must be true, for one vocabulary"
     if tags.startswith("codes") != (format == "m2m_100"):
         return f"language_tags must {'' if format == 'm2m_100' else 'not '}be codes"
     if model.activation == "swiglu":

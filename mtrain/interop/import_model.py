@@ -1,6 +1,6 @@
 """`mtrain import`: model folders from models of Hugging Face Transformers: MarianMT, M2M-100 (Fan et al.,
 "Beyond English-Centric Multilingual Machine Translation", JMLR 2021), NLLB-200 (NLLB Team, "No Language Left
-Behind", 2022), and what `mtrain export` writes."""
+Behind", 2022), and exports of mtrain."""
 
 import logging
 from collections.abc import Sequence

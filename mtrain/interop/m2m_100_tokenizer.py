@@ -1,8 +1,8 @@
 """Import and export of the tokenizers of M2M-100 and NLLB-200: M2M100Tokenizer and NllbTokenizer of
 Transformers.
 
-Both segment with a SentencePiece model of the type BPE, and have ids of their own: M2M-100 in `vocab.json`,
-and NLLB-200 those of fairseq, which are SentencePiece's plus one. The codes of languages follow the pieces.
+Both segment with a SentencePiece model of the type BPE, but have other ids: M2M-100 the ids in `vocab.json`,
+NLLB-200 the ids of fairseq, which are SentencePiece's plus one. The codes of languages follow the pieces.
 """
 
 import base64
@@ -32,16 +32,16 @@ _CODES = {
 }
 # Tokenizers of other models of this architecture place the codes of languages in other ways.
 _CLASSES = ("NllbTokenizer", "NllbTokenizerFast", "M2M100Tokenizer")
-# SentencePiece does what the last two do: it removes repeated spaces, and spaces at the end.
+# SentencePiece also removes repeated spaces and spaces at the end, as `Replace` and `Strip` do.
 _NORMALIZERS = ("Precompiled", "Replace", "Strip")
 
 
 class ImportedTokenizer(NamedTuple):
-    """A tokenizer, and what else the files of the original one say."""
+    """An imported tokenizer, and further facts from the original files."""
 
     tokenizer: Tokenizer
     is_nllb: bool = False
-    unused: Sequence[int] = ()  # ids without text: made-up words, which round the size of the vocabulary up
+    unused: Sequence[int] = ()  # ids without text, such as made-up words that pad the vocabulary
 
 
 def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
@@ -183,5 +183,5 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
     possible = ((piece[:cut], piece[cut:]) for piece in pieces for cut in range(1, len(piece)))
     complete = all(pair in given for pair in possible if known.issuperset(pair))
     if not complete or len({*pieces}) < len(pieces) or not vocabulary.keys() >= known:
-        raise ModelError(f"{file}: unsupported: its merges are not those of a SentencePiece model")
+        raise ModelError(f"{file}: unsupported: SentencePiece cannot reproduce its merges")
     return vocabulary, bpe_model([*pieces, *characters], charsmap)

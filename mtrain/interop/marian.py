@@ -103,7 +103,7 @@ def with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def architecture(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
-    """The architecture of a config, with sinusoidal positions: those of Pegasus are in the weights. Raises
+    """The architecture of a config, with sinusoidal positions; see `positions_in` for Pegasus. Raises
     ModelError if it is unsupported."""
     kind = config["model_type"]
 

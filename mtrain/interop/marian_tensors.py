@@ -1,6 +1,6 @@
-"""Conversion of tensors between Transformer and the models of Hugging Face Transformers that have its layers,
-in both directions with one table of names: MarianMTModel (post-norm) and PegasusForConditionalGeneration
-(pre-norm), which stores positions as weights, too."""
+"""Conversion of tensors between Transformer and models of Hugging Face Transformers with the same layers, in
+both directions with one table of names: MarianMTModel (post-norm), M2M100ForConditionalGeneration (pre-norm),
+and PegasusForConditionalGeneration (pre-norm), which also stores positions as weights."""
 
 from pathlib import Path
 from typing import Any

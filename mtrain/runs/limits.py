@@ -7,7 +7,7 @@ from mtrain.checkpoint.state import Plan
 from mtrain.config.sections.stages import Stage
 from mtrain.config.sections.training import TrainingConfig
 
-LATEST = 1.05  # share of max_minutes after which a run ends even if its plan has more steps
+LATEST = 1.05  # share of max_minutes after which a run ends even if more steps are planned
 
 
 class Progress(Protocol):

@@ -37,8 +37,8 @@ _UNUSABLE = 4  # candidates in the file for each one that is used: many contain 
 # With `identity`, U+2581 would be a space, because SentencePiece represents spaces by it.
 ESCAPES = {SPACE: "\ufdd0\ufdd1", "\ufdd0": "\ufdd0\ufdd0"}
 _REVERSED = {escape: text for text, escape in ESCAPES.items()}
-# Characters of a large alphabet, such as the Ethiopic one, and of English. Scripts with more characters need
-# room for words beside them; see docs/experiments/vocabularies.md.
+# Characters of a large alphabet, such as the Ethiopic one, and of English. For scripts with more characters,
+# the vocabulary grows, so that entries remain for words; see docs/experiments/vocabularies.md.
 _ALPHABET = 400
 _BATCH = 10_000  # sentences whose characters are counted at a time
 _SEEDS = "seed_sentencepieces_file"  # an option

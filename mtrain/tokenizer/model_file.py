@@ -1,5 +1,5 @@
-"""What SentencePiece's Python interface does not do with a model file: tell types of pieces, remove paths,
-write a model that was not learned here.
+"""Functions for model files that SentencePiece's Python interface lacks: types of pieces, removing paths,
+writing a model from given pieces.
 
 A model is a protocol buffer (https://protobuf.dev/programming-guides/encoding): a sequence of fields, each a
 key (8 * number + wire type) followed by a value. Its fields are named in `sentencepiece_model.proto`.

@@ -1,5 +1,5 @@
 """Moses' normalization of punctuation (`normalize-punctuation.perl` for English, with the corrections of
-sacremoses), which the texts that NLLB-200 was trained on have passed."""
+sacremoses), which was applied to the training texts of NLLB-200."""
 
 import re
 from functools import cache

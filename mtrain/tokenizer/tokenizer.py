@@ -21,7 +21,7 @@ LANGUAGES = "languages.json"  # of a model that has a token for the code of each
 
 
 class TagIds(NamedTuple):
-    """The ids that tell a model the languages of a pair, see `LanguageTags`."""
+    """The ids for the languages of a pair, see `LanguageTags`."""
 
     source: Sequence[int] = ()  # before the source
     after_source: Sequence[int] = ()  # after its EOS
@@ -43,7 +43,7 @@ class Tokenizer:
     def __init__(self, folder: Path):
         """Load a `tokenizer/` folder: `joint.model`, or `source.model` and `target.model`. If the ids are not
         SentencePiece's, `vocab.json`, or `source_vocab.json` and `target_vocab.json`, hold the id of each
-        piece, and `languages.json` what `Vocabulary` says. Raises ModelError if a file is missing or
+        piece, and `languages.json` the `languages` of `Vocabulary`. Raises ModelError if a file is missing or
         malformed."""
         models, mappings, languages = vocabulary_files(folder)
         self.files = [*models, *mappings, *languages]

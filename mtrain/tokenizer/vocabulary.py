@@ -37,9 +37,9 @@ class SpecialIds(NamedTuple):
 class Vocabulary:
     """Encodes and decodes text with a SentencePiece model. `pieces` lists the piece of each id.
 
-    With a `mapping` of pieces to ids, pieces that are not in it are unknown. A text may then begin with a tag
-    that names the target language, such as `>>deu<<`, unless there are `languages`: the id of the code of
-    each language, which no text contains, and whether punctuation is normalized before segmentation.
+    With a `mapping` of pieces to ids, pieces that are not in it are unknown. Without `languages`, a text may
+    then begin with a tag of its target language, such as `>>deu<<`. `languages` has the id of the code of
+    each language, which no text is encoded to, and whether punctuation is normalized before segmentation.
     """
 
     def __init__(self, file: Path, mapping: Path | None = None, languages: Path | None = None):

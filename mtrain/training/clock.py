@@ -1,11 +1,12 @@
-"""Plans a run with `max_minutes` by the clock, so that it ends in time and with its learning rate down.
+"""Corrects the number of steps of a run with `max_minutes`, so that it ends on time and its learning rate has
+decayed.
 
-A config with `planned_steps` has a first guess of the steps that the time allows. `Clock` corrects it: a plan
-says at which step the run ends, and the position in the schedule of the learning rate advances evenly to that
-end. If a machine becomes slower, the rate decays over fewer steps.
+`planned_steps` of the config is a first estimate of the steps that the time allows. `Clock` corrects it: a
+plan states the last step of the run, and the position in the schedule of the learning rate advances evenly to
+that step. If a machine becomes slower, the rate decays over fewer steps.
 
-Rank 0 decides between two steps, and writes all plans to `RUN/clock.json` before the new one takes effect. A
-checkpoint would take the time that may be short. A resumed run repeats the plans that were written after its
+Rank 0 makes plans between two steps, and writes all plans to `RUN/clock.json` before a new one takes effect.
+A checkpoint might take too long to save. A resumed run repeats the plans that were written after its
 checkpoint at the same steps, and makes new ones only after them.
 """
 
@@ -27,17 +28,17 @@ from mtrain.storage.manifest import read_json
 log = logging.getLogger(__name__)
 
 FILE = "clock.json"  # in the run folder
-AIM = 0.99  # share of the time after which the run should end; ending late is worse
+AIM = 0.99  # share of the time after which the run should end, because ending late is worse
 VALIDATION_SHARE = 0.1  # of the time, at most, with saving
-ASSUMED_COST = 0.04  # of a validation, relative to the steps between two, until there is one
-SHORTEST_DECAY = 0.02  # of the time, for the steps that remain when it is short
+ASSUMED_COST = 0.04  # of a validation, relative to the steps between two validations, until one is measured
+SHORTEST_DECAY = 0.02  # share of the time that the remaining steps may take, even if less is left
 LEAST_STEPS = 3  # that are measured before the first decision
 LEAST_SHARE = 0.02  # of the time, which is measured before the first decision
-# Deviations of the end that require a new plan, as shares of the time: after a validation, and at once. At
-# once, it must also be a share of the time that is left: the more there is, the more can be corrected later.
+# Deviations of the end that require a new plan, as shares of the time: after a validation, and at any step.
+# At any step, they must also exceed a share of the time that is left, because later plans can correct them.
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
-MEMORY = 1 / 8  # of the time left: the time constant of the mean over the last steps
-LARGEST_JUMP = 4.0  # a step that takes longer than so many mean ones counts as these: it may be an exception
+MEMORY = 1 / 8  # of the time that is left: the time constant of the running mean of the time of a step
+LARGEST_JUMP = 4.0  # limit on the time of a step, relative to the mean, against single outliers
 
 _PLANS = TypeAdapter(list[Plan])
 

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 MAX_FAILED_VALIDATIONS = 3  # in a row
 DECIMALS = {"bleu": 2, "chrf": 2, "nll": 3, "auc": 4}  # of the scores that are shown
-# Below this BLEU, differences are mostly noise: its relative standard error on 1,000 sentences is 7 to 35 %,
-# and that of chrF 2 % (docs/experiments/automatic-recipe.md, "Small corpora").
+# Below this BLEU, differences are mostly noise: on 1,000 sentences, its relative standard error is 7 to 35 %,
+# but 2 % for chrF (docs/experiments/automatic-recipe.md, "Small corpora").
 LOW_BLEU = 5.0
 
 

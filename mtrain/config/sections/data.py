@@ -34,8 +34,8 @@ class DataConfig(Section):
     language_tags: LanguageTags = Field(
         "none",
         description="language tags before each source: `target` adds `<2de>`, `both` adds `<en> <2de>`; "
-        "required if the corpora have several target languages; `codes` and `codes_last` are taken from an "
-        "imported model",
+        "required if the corpora have several target languages; an imported M2M-100 or NLLB-200 model sets "
+        "`codes` or `codes_last`",
     )
     train: Corpora = Field(description="training corpus, or a list of corpora")
     validation: ValidationCorpora = Field(

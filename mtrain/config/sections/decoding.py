@@ -90,8 +90,8 @@ class DecodingConfig(Section):
     )
     batch_tokens: PositiveInt | Literal["auto"] = Field(
         "auto",
-        description="padded source tokens times hypotheses per batch; auto, or 8192 in a file: 8192, on a "
-        "CUDA device 65536 or more if memory allows",
+        description="padded source tokens times hypotheses per batch; auto: 8192, on a CUDA device 65536 or "
+        "more if memory allows; in a file, 8192 means auto",
     )
     precision: Precision = Field(
         "auto", description="precision of matrix products (on a CPU, of large ones only); auto: the fastest"

@@ -53,12 +53,10 @@ class Architecture(Section):
     )
     positions: Positions = Field(
         "sinusoidal",
-        description="positional encoding; `sinusoidal` has all sines first, then all cosines; "
-        "`sinusoidal_marian` too, with the frequencies of Marian and M2M-100",
+        description="positional encoding; `sinusoidal` and `sinusoidal_marian` have all sines first, then "
+        "all cosines; `sinusoidal_marian` has the frequencies of M2M-100 and of the program Marian",
     )
-    first_position: int = Field(
-        0, ge=0, le=1024, description="number of the first sinusoidal position; 2 in M2M-100"
-    )
+    first_position: int = Field(0, ge=0, le=1024, description="the first sinusoidal position; 2 in M2M-100")
     tie_embeddings: TiedEmbeddings = Field(
         "all", description="shared weights; decoder: target embedding and output; all: source embedding, too"
     )

@@ -23,18 +23,18 @@ class TrainingConfig(Section):
     freeze: list[ModelPart] = Field(
         [],
         description="parts that are not trained; embeddings: positions and a tied output projection, too; "
-        "self_attention, feed_forward: of encoder and decoder, with their norms",
+        "self_attention, feed_forward: these sublayers of encoder and decoder, with their norms",
     )
     max_steps: PositiveInt | None = Field(
         None, description="optimizer steps; training ends at whichever limit is reached first"
     )
     max_epochs: PositiveInt | None = Field(None, description="passes over the training corpus")
     max_minutes: PositiveFloat | None = Field(
-        None, description="minutes of training and validation, summed over resumed runs"
+        None, description="minutes of training, validation and saving, summed over resumed runs"
     )
     planned_steps: PositiveInt | None = Field(
         None,
-        description="steps that max_minutes are expected to allow; the clock corrects them during training",
+        description="estimate of the steps that max_minutes allow; the clock corrects it during training",
     )
     batch_tokens: PositiveInt = Field(
         4096, description="padded tokens per optimizer step, of the longer side; the effective batch size"
@@ -101,7 +101,7 @@ class TrainingConfig(Section):
         500, description="steps between validations; the last one is at the end of training"
     )
     validation_pairs: PositiveInt | None = Field(
-        None, description="number of validation pairs that are used, drawn by the seed; null: all"
+        None, description="number of validation pairs to use, drawn with the seed; null: all"
     )
     validation_beam_size: int = Field(
         1, ge=1, le=128, description="beam size in validation; 1: greedy search"

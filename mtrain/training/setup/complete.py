@@ -266,8 +266,8 @@ class _Timer:
         return False
 
     def _suffices(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the budget suffices on a machine that is free. This one may be so during most of the run,
-        and a plan for the present load would differ each time."""
+        """Whether the budget suffices without other processes. They may end during the run, and a size chosen
+        for the current load would differ between runs."""
         speed = self.speed * self.slowdown
         return recipe.suffices(self.budget.limit(self.corpus, speed).tokens, sizes)
 

@@ -38,7 +38,7 @@ class Speed(NamedTuple):
     """How fast this machine trains a model."""
 
     now: float  # target tokens/s
-    slowdown: float = 1.0  # by other processes, without which it would be this many times as fast
+    slowdown: float = 1.0  # by other processes: the speed without them, relative to `now`
 
 
 class Timing(NamedTuple):
@@ -155,9 +155,9 @@ def _relative_error(intervals: Sequence[tuple[int, float]]) -> float:
 
 
 def _slowdown(before: ThreadSeconds, seconds: float) -> float:
-    """How many times as fast this process would have been without other processes, in the `seconds` since
-    its threads had the times `before`. Its threads would not have waited for cores; but they could not have
-    run on more cores at a time than the process may use."""
+    """How many times as fast this process would have been without other processes, in the last `seconds`.
+    `before` are the times of its threads at the beginning. Without other processes, threads do not wait for
+    cores, but cannot use more cores than the process may use."""
     now = thread_seconds()
     ran, waited = now.ran - before.ran, now.waited - before.waited
     return max(1.0, min(1 + waited / ran, seconds * cpu_limit() / ran)) if ran > 0 else 1.0
