@@ -107,8 +107,9 @@ class Trainer:
         training = self.config.training
         if self.clock is None or training.schedule not in ("cosine", "linear"):
             return learning_rate(step, training, self.total_steps)
-        planned_steps = self.clock.planned_steps
-        return learning_rate(self.clock.plan.scheduled_at(step, planned_steps), training, planned_steps)
+        assert training.planned_steps is not None
+        position = self.clock.plan.scheduled_at(step) * training.planned_steps
+        return learning_rate(position, training, training.planned_steps)
 
     @property
     def arithmetic(self) -> str:

@@ -39,11 +39,13 @@ class Simulation:
     """A run of `SECONDS` on a machine whose steps and validations take these times. `noise` is the standard
     deviation of the logarithm of the time of a step."""
 
-    def __init__(self, folder: Path, step: Times, validation: Times, noise: float = 0.2, every: int = 100):
-        rng, self.state, self.rates = random.Random(1), TrainState(), list[float]()
+    def __init__(
+        self, folder: Path, step: Times, validation: Times, noise: float = 0.2, planned: int = STEPS
+    ):
+        rng, self.state, self.rates, every = random.Random(1), TrainState(), list[float](), 100
         training = TrainingConfig(
             max_minutes=SECONDS / 60,
-            planned_steps=STEPS,
+            planned_steps=planned,
             learning_rate=1.0,
             warmup_steps=80,
             schedule="cosine",
@@ -54,7 +56,8 @@ class Simulation:
         last = False
         while not last:
             self.state.step += 1
-            self.rates.append(learning_rate(clock.plan.scheduled_at(self.state.step, STEPS), training, STEPS))
+            position = planned * clock.plan.scheduled_at(self.state.step)
+            self.rates.append(learning_rate(position, training, planned))
             seconds = step(self.state.seconds / SECONDS) * rng.lognormvariate(-(noise**2) / 2, noise)
             self.state.seconds += seconds
             clock.add_step(seconds)
@@ -88,6 +91,7 @@ def changing(factor: float, share: float = 0.5) -> tuple[Times, Times]:
         pytest.param(*changing(3, share=0), 1.0, id="busy"),
         pytest.param(lambda t: 0.44 if int(17 * t) % 3 == 0 else 0.11, lambda t: 0.6, 0.2, id="bursts"),
         pytest.param(lambda t: 0.11, lambda t: 4.8, 0.2, id="long validations"),
+        pytest.param(lambda t: 20.0 if 0 < t < 0.1 else 0.11, lambda t: 0.6, 0.2, id="long second step"),
     ],
 )
 def test_a_run_ends_in_time_with_its_rate_down_whatever_the_machine_does(tmp_path, step, validation, noise):
@@ -206,6 +210,10 @@ def test_more_minutes_continue_a_finished_run_whose_rate_rises_and_decays_again(
     run = fit_on_cpu(make_config(training={**RECIPE, "max_minutes": 1.0}))
     assert 57 <= machine.now <= 63
     assert rates_of(run)[steps] > 0.2 * 0.005 and rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_run_with_too_few_planned_steps_does_not_end_with_them(tmp_path):
+    assert 0.95 <= Simulation(tmp_path, *changing(1), planned=10).end <= 1.05
 
 
 @pytest.mark.parametrize(
