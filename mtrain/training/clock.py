@@ -37,8 +37,7 @@ LEAST_SHARE = 0.02  # of the time, which is measured before the first decision
 # once, it must also be a share of the time that is left: the more there is, the more can be corrected later.
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
 MEMORY = 1 / 8  # of the time left: the time constant of the mean over the last steps
-# A step that takes longer than so many mean ones counts as these: it may be an exception, as to compile is.
-LARGEST_JUMP = 4.0
+LARGEST_JUMP = 4.0  # mean steps that a longer step counts as: it may be an exception, such as a compilation
 
 _PLANS = TypeAdapter(list[Plan])
 
