@@ -4,9 +4,9 @@ A config with `planned_steps` has a first guess of the steps that the time allow
 says at which step the run ends, and the position in the schedule of the learning rate advances evenly to that
 end. If a machine becomes slower, the rate decays over fewer steps.
 
-Rank 0 decides between two steps, and writes all plans to `RUN/clock.json` before the new one takes effect. A
-checkpoint would take the time that may be short. A resumed run repeats the plans that were written after its
-checkpoint at the same steps, and makes new ones only after them.
+Rank 0 decides between two steps, and writes all plans to `RUN/clock.json` before the new one takes effect.
+Saving a checkpoint instead would take time, of which little may be left. A resumed run repeats the plans that
+were written after its checkpoint at the same steps, and makes new ones only after them.
 """
 
 import logging
@@ -32,7 +32,7 @@ VALIDATION_SHARE = 0.1  # of the time, at most, with saving
 ASSUMED_COST = 0.04  # of a validation, relative to the steps between two, until there is one
 SHORTEST_DECAY = 0.02  # of the time, for the steps that remain when it is short
 LEAST_STEPS = 3  # that are measured before the first decision
-LEAST_SHARE = 0.02  # of the time, which is measured before the first decision
+LEAST_SHARE = 0.02  # of the time, which is measured before the first decision, unless few steps are planned
 # Deviations of the end that require a new plan, as shares of the time: after a validation, and at once. At
 # once, it must also be a share of the time that is left: the more there is, the more can be corrected later.
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25

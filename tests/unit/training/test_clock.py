@@ -137,6 +137,16 @@ def test_a_plan_that_cannot_be_written_does_not_take_effect(tmp_path, caplog):
     assert clock.add_step(3.0) and clock.plan.total_steps < 30
 
 
+def test_a_run_is_planned_anew_if_its_limits_change_and_not_if_its_file_of_plans_is_damaged(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="cosine", max_epochs=1)
+    state, ranks = TrainState(), Ranks(torch.device("cpu"))
+    Clock(tmp_path, training, state, ranks, most=10)
+    state.step, state.seconds = 10, 5.0  # the end of the first epoch
+    (tmp_path / "clock.json").write_text('[{"step": 3}, {')
+    assert Clock(tmp_path, training, state, ranks, most=10).plan.total_steps == 10
+    assert Clock(tmp_path, training, state, ranks, most=20).plan.total_steps == 20
+
+
 # ------------------------------------------------------------------------------------------------- whole runs
 
 
@@ -239,6 +249,15 @@ def test_a_resumed_run_repeats_the_plans_that_were_written(make_config, machine,
     same = min(new)
     assert same >= written[-1]["step"] and losses(run)[:same] == losses(whole)[:same]
     assert rates_of(run)[:same] == rates_of(whole)[:same] and rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_a_run_that_resumes_with_fewer_planned_steps_still_learns_until_its_end(make_config, machine):
+    machine.killed = 34
+    with pytest.raises(Killed):
+        fit_on_cpu(make_config(training=RECIPE))
+    rates = rates_of(fit_on_cpu(make_config(training={**RECIPE, "planned_steps": 6})))
+    assert len(rates) > 40 and min(rates[:-1]) > 0
 
 
 @pytest.mark.slow
