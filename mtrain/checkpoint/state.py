@@ -15,15 +15,15 @@ class Plan:
     """How a run with `max_minutes` continues after step `step`, by the clock; see `mtrain.training.clock`."""
 
     step: int
-    scheduled: float  # position in the schedule, from 0 to `planned_steps`
+    scheduled: float  # share of the schedule that it has reached; the rest is spread evenly
     total_steps: int  # after which the run ends
     next_validation: int  # the first step that may be validated
-    limits: tuple[float, int | None]  # max_minutes and max_steps of the plan
+    limits: tuple[float, int | None]  # max_minutes, and the steps that other limits allow
 
-    def scheduled_at(self, step: int, planned_steps: int) -> float:
-        """The step of the schedule that belongs to a step of the run; it advances evenly to its end."""
+    def scheduled_at(self, step: int) -> float:
+        """The share of the schedule that a step of the run has reached."""
         share = min(1.0, (step - self.step) / max(1, self.total_steps - self.step))
-        return self.scheduled + share * (planned_steps - self.scheduled)
+        return self.scheduled + share * (1 - self.scheduled)
 
 
 @dataclass

@@ -31,9 +31,8 @@ from mtrain.paths import path_of
 
 class Translator:
     """Translates lines in bounded memory. Lines that are too long for the model are translated in parts, or
-    all lines sentence by sentence (`decoding.split`).
-
-    It is thread-safe. As a context manager, it calls `close` on exit.
+    all lines sentence by sentence (`decoding.split`). A translator is thread-safe. As a context manager, it
+    calls `close` on exit.
     """
 
     def __init__(
@@ -52,8 +51,6 @@ class Translator:
         self.tokenizer = ensemble.tokenizer
         self.device = ensemble.device
         self.language_tags = language_tags
-        self._set_direction(direction)
-        self.own_direction = self.direction  # of the models; `between` does not change it
         self.is_chosen = False  # whether `between` chose the languages
         self.max_length = max_length
         self.fingerprint = fingerprint
@@ -62,7 +59,8 @@ class Translator:
         self._workers: Workers | None = None
         self._ranks: Ranks | None = None  # that share the decoding; see `lead`
         self._loaded: tuple[str, list[str]] | None = None  # the arguments of `load`: device and folders
-        self._use(decoding)
+        self._use(decoding, direction)
+        self.own_direction = self.direction  # of the models; `between` does not change it
 
     @classmethod
     def load(
@@ -122,18 +120,22 @@ class Translator:
 
     def __copy__(self) -> Self:
         """A translator that shares the models and worker processes, as `with_settings` does."""
+        self.workers  # noqa: B018  # an error if this one is closed
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other
 
-    def _use(self, decoding: DecodingConfig) -> None:
-        """Decode with these settings. Weights, threads and processes are reused where possible."""
+    def _use(self, decoding: DecodingConfig, direction: Direction) -> None:
+        """Decode with these settings, in this direction. Weights, threads and processes are reused where
+        possible. Raises UsageError if the models have no tags or codes for the languages."""
+        self.direction = self.tokenizer.complete(direction)
+        if "und" not in self.direction or not self.tokenizer.source.codes:  # which `splitter` would miss
+            self.tokenizer.tags_of(self.direction, self.language_tags)
         if decoding.mbr is not None:
             sentence_metric(decoding.mbr, self.target_lang)  # raises an error now if it is not installed
         precision = resolve_precision(self.device, decoding.precision)
         count = default_worker_count(self.device) if decoding.workers == "auto" else decoding.workers
-        workers = self._workers
-        if workers is None or (precision, count) != (workers.precision, workers.count):
+        if (old := self._workers) is None or (precision, count) != (old.precision, old.count):
             self._workers = Workers(self._originals, precision, count, self._processes)
         self.decoding = decoding
 
@@ -144,19 +146,17 @@ class Translator:
         when the last translator that uses them is closed or garbage collected. Raises UsageError for an
         unknown setting or an invalid value.
         """
-        self.workers  # noqa: B018  # an error if this one is closed
         config = validate(DecodingConfig, {**self.decoding.model_dump(mode="json"), **decoding}, "decoding")
         other = copy.copy(self)
-        other._use(config)
+        other._use(config, self.direction)
         return other
 
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
         """A translator with the same models for other languages. None and `und` keep the current language.
         If the models have codes of languages, `de` stands for `deu_Latn` unless several codes fit.
-        Once a language is chosen, a line that begins with the tag of another language is an error.
-
-        It shares what `with_settings` shares. Raises UsageError if the models have no tags for these
-        languages. Models without language tags translate from any language, but only into one.
+        Once a language is chosen, a line that begins with the tag of another language is an error. It shares
+        what `with_settings` shares. Raises UsageError if the models have no tags for these languages. Models
+        without language tags translate from any language, but only into one.
         """
         given = [None if code == "und" else code for code in (source_lang, target_lang)]
         direction = Direction(given[0] or self.direction.source, given[1] or self.direction.target)
@@ -166,18 +166,10 @@ class Translator:
             if tags := self.tokenizer.source.marian_tags:
                 cure = f"begin each line with a tag of the model, such as {tags[0]}"
             raise UsageError(f"the model translates into {self.target_lang}, not {direction.target}; {cure}")
-        self.workers  # noqa: B018  # an error if this one is closed
         other = copy.copy(self)
-        other._set_direction(direction)
+        other._use(self.decoding, direction)
         other.is_chosen = self.is_chosen or any(given)
-        other._use(self.decoding)
         return other
-
-    def _set_direction(self, direction: Direction) -> None:
-        """Translate in a direction. Raises UsageError if the models have no tags or codes for it."""
-        self.direction = self.tokenizer.complete(direction)
-        if "und" not in self.direction or not self.tokenizer.source.codes:  # which `splitter` would miss
-            self.tokenizer.tags_of(self.direction, self.language_tags)
 
     @property
     def target_lang(self) -> str:

@@ -33,7 +33,7 @@ VALIDATION_SHARE = 0.1  # of the time, at most, with saving
 ASSUMED_COST = 0.04  # of a validation, relative to the steps between two validations, until one is measured
 SHORTEST_DECAY = 0.02  # share of the time that the remaining steps may take, even if less is left
 LEAST_STEPS = 3  # that are measured before the first decision
-LEAST_SHARE = 0.02  # of the time, which is measured before the first decision
+LEAST_SHARE = 0.02  # of the time, which is measured before the first decision, unless few steps are planned
 # Deviations of the end that require a new plan, as shares of the time: after a validation, and at any step.
 # At any step, they must also exceed a share of the time that is left, because later plans can correct them.
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
@@ -54,8 +54,11 @@ class Clock:
         self.file, self.training = run_dir / FILE, training
         self.state, self.ranks = state, ranks
         self.budget = 60 * training.max_minutes  # seconds
-        self.planned_steps = training.planned_steps
         self.most = math.inf if most is None else most
+        self.limits = training.max_minutes, most
+        self._seconds_per_step = self.budget / training.planned_steps  # assumed until steps are measured
+        if state.step and state.seconds:
+            self._seconds_per_step = state.seconds / state.step
         written: list[Plan] = []
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
@@ -74,13 +77,11 @@ class Clock:
     def _adapted(self, plan: Plan | None) -> Plan:
         """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
         that were taken then count as the share of the new plan that they would be at the same speed."""
-        state = self.state
-        limits = self.budget / 60, self.training.max_steps
-        if plan and plan.limits == limits:
+        if plan and plan.limits == self.limits:
             return plan
-        total = state.step * self.budget / state.seconds if state.seconds else self.planned_steps
-        total = max(state.step, round(min(total, self.most)), 1)
-        return Plan(state.step, self.planned_steps * state.step / total, total, 0, limits)
+        step = self.state.step
+        total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
+        return Plan(step, step / total, total, 0, self.limits)
 
     @property
     def plan(self) -> Plan:
@@ -99,7 +100,7 @@ class Clock:
                 state.plan = self.later.pop(0)
                 self.plans.append(state.plan)
             return False
-        is_known = self._seconds >= LEAST_SHARE * self.budget or left < self.budget / 2
+        is_known = self._seconds >= LEAST_SHARE * self.budget or 2 * state.step >= self.plan.total_steps
         is_known = is_known and state.step > self._start + LEAST_STEPS
         if not self.ranks.is_first or not is_known or state.step >= self.plan.total_steps:
             return False
@@ -132,16 +133,10 @@ class Clock:
         self.validation_steps = seconds / self._seconds_per_step
 
     def _measure(self, seconds: float, left: float) -> None:
-        if self.state.step == self._start + 1:  # which may compile
-            return
-        if self._steps:
-            seconds = min(seconds, LARGEST_JUMP * self._seconds_per_step)
+        seconds = min(max(seconds, 1e-9), LARGEST_JUMP * self._seconds_per_step)
         kept = math.exp(-seconds / max(MEMORY * left, 1e-9))
         self._steps, self._seconds = kept * self._steps + 1, kept * self._seconds + seconds
-
-    @property
-    def _seconds_per_step(self) -> float:
-        return max(self._seconds, 1e-9) / max(self._steps, 1.0)
+        self._seconds_per_step = self._seconds / self._steps
 
     def _make_plan(self, left: float) -> Plan:
         """A plan for the seconds that are left for training, validation and saving."""
@@ -158,9 +153,7 @@ class Clock:
         next_validation = current.next_validation
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
-        return Plan(
-            step, current.scheduled_at(step, self.planned_steps), total, next_validation, current.limits
-        )
+        return Plan(step, current.scheduled_at(step), total, next_validation, self.limits)
 
     def _write(self, plan: Plan) -> bool:
         """Write a plan and adopt it. If it cannot be written, the current one stays in effect."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,45 +20,13 @@ from mtrain.training.records.progress import Progress
 from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.validation.classifier import ClassifierScores, ClassifierValidator
+from mtrain.training.validation.comparison import DECIMALS, LOW_BLEU, comparable, is_better
 from mtrain.training.validation.samples import record_translations
 from mtrain.training.validation.translation import Scores, Validator
 
 log = logging.getLogger(__name__)
 
 MAX_FAILED_VALIDATIONS = 3  # in a row
-DECIMALS = {"bleu": 2, "chrf": 2, "nll": 3, "auc": 4}  # of the scores that are shown
-# Below this BLEU, differences are mostly noise: on 1,000 sentences, its relative standard error is 7 to 35 %,
-# but 2 % for chrF (docs/experiments/automatic-recipe.md, "Small corpora").
-LOW_BLEU = 5.0
-
-
-def is_better(
-    scores: Mapping[str, float], best: Mapping[str, float], leading: str, least_bleu: float = 0.0
-) -> bool:
-    """Whether a validation is better than the `best` one so far, given the finite scores of both by name.
-    `best` is empty if there is none.
-
-    The `leading` metric decides, rounded unless it is the nll. Ties are broken by chrF, then the nll: weak
-    models have a BLEU of 0, and a BLEU below `least_bleu` counts as 0. A missing score is the worst; without
-    the leading one, a validation never wins.
-    """
-    if leading not in scores:
-        return False
-    names = [leading, "chrf", "nll"]
-    if len(best) == 1 and leading in best and _merit(best, leading, leading, least_bleu):
-        names = [leading]  # an earlier version recorded only this score, so a tie does not win
-    ours, theirs = ([_merit(each, name, leading, least_bleu) for name in names] for each in (scores, best))
-    return not best or ours > theirs
-
-
-def _merit(scores: Mapping[str, float], name: str, leading: str, least_bleu: float) -> float:
-    """A number that is higher for a better score."""
-    if name not in scores:
-        return -math.inf
-    if name == "bleu" and scores[name] < least_bleu:
-        return 0.0
-    value = -scores[name] if name == "nll" else scores[name]
-    return value if name == leading == "nll" else round(value, DECIMALS[name])
 
 
 class ModelSelection:
@@ -136,7 +104,7 @@ class ModelSelection:
             if scores is not None:
                 value = self._value_of(scores)
                 self.state.initial_score = value if math.isfinite(value) else None
-                self.state.initial_scores = _comparable(scores)
+                self.state.initial_scores = comparable(scores)
                 log.info("initial model: %s", scores.describe()[0])
             initial = [self.state.initial_score, self.state.initial_scores]
             self.state.initial_score, self.state.initial_scores = self.ranks.broadcast(initial)
@@ -224,7 +192,7 @@ class ModelSelection:
 
     def _compare(self, scores: Scores | ClassifierScores, model: AnyModel, saved: bool) -> TrainState:
         """The state after a validation. The weights can only be the best ones if they are `saved`."""
-        state, compared = self.state, _comparable(scores)
+        state, compared = self.state, comparable(scores)
         leading = self.validator.leading_metric
         improved = is_better(compared, state.best_scores, leading, self.least_bleu)
         is_best = improved and saved
@@ -299,9 +267,3 @@ class ModelSelection:
         state = self.state
         fresh = TrainState(step=state.step, seconds=state.seconds, validation_due=state.validation_due)
         state.adopt_validation(fresh.outcome_of_validation())
-
-
-def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
-    """The finite scores that are used to compare validations, by name."""
-    known = scores.record().items()
-    return {name: value for name, value in known if name in DECIMALS and math.isfinite(value)}

@@ -62,7 +62,9 @@ class Trainer:
         self.state = replace(state, micro_batch_tokens=micro_batch, steps_in_first_epoch=length)
         self.allowed_steps = allowed_steps(training, stages, length, self.planner.steps_in_epoch)
         self.clock: Clock | None = None
-        if training.planned_steps is not None:
+        if training.planned_steps is None:
+            self.state.plan = None  # of an earlier clock, which knows nothing of the steps from now on
+        else:
             self.clock = Clock(self.run_dir, training, self.state, ranks, self.allowed_steps)
         precision, classifies = self.learner.precision, config.model.is_classifier
         self.progress = Progress(
@@ -107,8 +109,9 @@ class Trainer:
         training = self.config.training
         if self.clock is None or training.schedule not in ("cosine", "linear"):
             return learning_rate(step, training, self.total_steps)
-        planned_steps = self.clock.planned_steps
-        return learning_rate(self.clock.plan.scheduled_at(step, planned_steps), training, planned_steps)
+        assert training.planned_steps is not None
+        position = self.clock.plan.scheduled_at(step) * training.planned_steps
+        return learning_rate(position, training, training.planned_steps)
 
     @property
     def arithmetic(self) -> str:

@@ -39,11 +39,13 @@ class Simulation:
     """A run of `SECONDS` on a machine whose steps and validations take these times. `noise` is the standard
     deviation of the logarithm of the time of a step."""
 
-    def __init__(self, folder: Path, step: Times, validation: Times, noise: float = 0.2, every: int = 100):
-        rng, self.state, self.rates = random.Random(1), TrainState(), list[float]()
+    def __init__(
+        self, folder: Path, step: Times, validation: Times, noise: float = 0.2, planned: int = STEPS
+    ):
+        rng, self.state, self.rates, every = random.Random(1), TrainState(), list[float](), 100
         training = TrainingConfig(
             max_minutes=SECONDS / 60,
-            planned_steps=STEPS,
+            planned_steps=planned,
             learning_rate=1.0,
             warmup_steps=80,
             schedule="cosine",
@@ -54,7 +56,8 @@ class Simulation:
         last = False
         while not last:
             self.state.step += 1
-            self.rates.append(learning_rate(clock.plan.scheduled_at(self.state.step, STEPS), training, STEPS))
+            position = planned * clock.plan.scheduled_at(self.state.step)
+            self.rates.append(learning_rate(position, training, planned))
             seconds = step(self.state.seconds / SECONDS) * rng.lognormvariate(-(noise**2) / 2, noise)
             self.state.seconds += seconds
             clock.add_step(seconds)
@@ -88,6 +91,7 @@ def changing(factor: float, share: float = 0.5) -> tuple[Times, Times]:
         pytest.param(*changing(3, share=0), 1.0, id="busy"),
         pytest.param(lambda t: 0.44 if int(17 * t) % 3 == 0 else 0.11, lambda t: 0.6, 0.2, id="bursts"),
         pytest.param(lambda t: 0.11, lambda t: 4.8, 0.2, id="long validations"),
+        pytest.param(lambda t: 20.0 if 0 < t < 0.1 else 0.11, lambda t: 0.6, 0.2, id="long second step"),
     ],
 )
 def test_a_run_ends_in_time_with_its_rate_down_whatever_the_machine_does(tmp_path, step, validation, noise):
@@ -131,6 +135,16 @@ def test_a_plan_that_cannot_be_written_does_not_take_effect(tmp_path, caplog):
     clock.add_validation(1.0)
     clock.state.step, clock.state.seconds = 20, 59
     assert clock.add_step(3.0) and clock.plan.total_steps < 30
+
+
+def test_a_run_is_planned_anew_if_its_limits_change_and_not_if_its_file_of_plans_is_damaged(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="cosine", max_epochs=1)
+    state, ranks = TrainState(), Ranks(torch.device("cpu"))
+    Clock(tmp_path, training, state, ranks, most=10)
+    state.step, state.seconds = 10, 5.0  # the end of the first epoch
+    (tmp_path / "clock.json").write_text('[{"step": 3}, {')
+    assert Clock(tmp_path, training, state, ranks, most=10).plan.total_steps == 10
+    assert Clock(tmp_path, training, state, ranks, most=20).plan.total_steps == 20
 
 
 # ------------------------------------------------------------------------------------------------- whole runs
@@ -208,6 +222,10 @@ def test_more_minutes_continue_a_finished_run_whose_rate_rises_and_decays_again(
     assert rates_of(run)[steps] > 0.2 * 0.005 and rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
 
 
+def test_a_run_with_too_few_planned_steps_does_not_end_with_them(tmp_path):
+    assert 0.95 <= Simulation(tmp_path, *changing(1), planned=10).end <= 1.05
+
+
 @pytest.mark.parametrize(
     "killed", [14, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 11, 17, 21))]
 )
@@ -231,6 +249,15 @@ def test_a_resumed_run_repeats_the_plans_that_were_written(make_config, machine,
     same = min(new)
     assert same >= written[-1]["step"] and losses(run)[:same] == losses(whole)[:same]
     assert rates_of(run)[:same] == rates_of(whole)[:same] and rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_a_run_that_resumes_with_fewer_planned_steps_still_learns_until_its_end(make_config, machine):
+    machine.killed = 34
+    with pytest.raises(Killed):
+        fit_on_cpu(make_config(training=RECIPE))
+    rates = rates_of(fit_on_cpu(make_config(training={**RECIPE, "planned_steps": 6})))
+    assert len(rates) > 40 and min(rates[:-1]) > 0
 
 
 @pytest.mark.slow
@@ -269,7 +296,8 @@ def test_a_run_by_the_clock_can_be_continued_by_steps(make_config, machine):
     run = fit_on_cpu(make_config(training=RECIPE))
     steps = read_state(run)["step"]
     more = {**RECIPE, "max_minutes": None, "planned_steps": None, "max_steps": steps + 3}
-    assert read_state(fit_on_cpu(make_config(training=more)))["step"] == steps + 3
+    state = read_state(fit_on_cpu(make_config(training=more)))
+    assert state["step"] == steps + 3 and "plan" not in state
 
 
 @pytest.mark.slow
