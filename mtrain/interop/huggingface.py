@@ -18,6 +18,7 @@ _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "voc
 _FILES += ["source.spm", "target.spm", SENTENCEPIECE, "tokenizer.json", "special_tokens_map.json"]
 _FILES += ["added_tokens.json", "README.md"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _INDEX = ".index.json"  # in place of the weights: names the file of each tensor, if there are several
 
 
@@ -73,8 +74,8 @@ def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     tensors = _read_shards(file) if file.name.endswith(_INDEX) else _read_file(file)
     for name, tensor in tensors.items():
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-        if not plain or not tensor.is_floating_point():
-            raise ModelError(f"{file}: {name} is not a dense tensor of floating-point numbers")
+        if not plain or tensor.dtype not in _DTYPES:
+            raise ModelError(f"{file}: {name} is not a dense tensor of fp64, fp32, fp16 or bf16 numbers")
         if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise ModelError(f"{file}: {name} has fewer numbers than its shape requires")
     return file, tensors

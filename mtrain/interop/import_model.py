@@ -23,7 +23,7 @@ from mtrain.interop.generation_config import decoding_from_generation
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
 from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer, take_tokenizer, write_languages
 from mtrain.interop.marian import FIXED, architecture, take_marian_tokenizer
-from mtrain.interop.marian_tensors import from_transformers, positions_in, without_last_token
+from mtrain.interop.marian_tensors import EMBEDDINGS, from_transformers, positions_in, without_last_token
 from mtrain.paths import path_of
 from mtrain.regular_files import MAX_JSON_BYTES, read_file
 from mtrain.storage.atomic import require_new_folder, write_new_folder, write_text
@@ -44,7 +44,7 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> bool:
     require_new_folder(out)
     folder = source_folder(source)
     config = read_object(folder / "config.json")
-    if (kind := config.get("model_type")) not in FIXED:
+    if (kind := config.get("model_type")) not in [*FIXED]:  # it may be a list
         known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
         raise ModelError(f"{folder}: {known}; model_type in config.json is {kind!r}")
 
@@ -77,7 +77,10 @@ def _convert(
     names = read_object(folder / "tokenizer_config.json", optional=True)
     file, theirs = read_weights(folder)
     if config["model_type"] == "m2m_100":
-        imported = take_tokenizer(folder, into, config.get("vocab_size"))
+        rows = [len(tensor) for name, tensor in theirs.items() if name in EMBEDDINGS and tensor.dim()]
+        if (size := config.get("vocab_size")) not in rows:
+            raise ModelError(f"{file}: the vocab_size of config.json is {size!r}, but embeddings have {rows}")
+        imported = take_tokenizer(folder, into, size)
     else:
         separate = bool(names.get("separate_vocabs"))
         imported = ImportedTokenizer(take_marian_tokenizer(folder, into, config, separate, theirs))
@@ -135,7 +138,9 @@ def _languages(names: dict[str, Any], imported: ImportedTokenizer) -> dict[str, 
             "target_lang": names.get("target_lang") or "und",
             "language_tags": names.get("language_tags") or "none",
         }
-    source, target = (code if code in codes else "und" for code in map(names.get, ("src_lang", "tgt_lang")))
+    source, target = (
+        code if code in [*codes] else "und" for code in map(names.get, ("src_lang", "tgt_lang"))
+    )
     return {
         "source_lang": source,
         "target_lang": target,

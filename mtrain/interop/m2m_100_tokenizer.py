@@ -6,7 +6,6 @@ NLLB-200 the ids of fairseq, which are SentencePiece's plus one. The codes of la
 """
 
 import base64
-import binascii
 import json
 import shutil
 from collections.abc import Sequence
@@ -68,13 +67,18 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     if not codes:
         cure = "tokenizer.json or special_tokens_map.json must list them"
         raise ModelError(f"{folder}: the tokenizer has no codes of languages; {cure}")
-    numbers, taken = range(size if isinstance(size, int) else 0), {*ids.values()}
-    if not all(type(i) is int and i in numbers for i in taken) or len(taken) < len(ids):
+    numbers = range(size if isinstance(size, int) else 0)
+    are_ids = all(type(i) is int and i in numbers for i in ids.values())
+    if not are_ids or len({*ids.values()}) < len(ids):
         raise ModelError(f"{folder}: the ids of the tokenizer are not distinct ids of {size} entries")
-    unused = sorted({*numbers} - taken)
+    unused = sorted({*numbers} - {*ids.values()})
     unused += [i for token, i in ids.items() if token.startswith("madeupword")]
     ids |= {f"madeupword{number:04d}": i for number, i in enumerate(unused)}
-    write_text(into / "vocab.json", json.dumps(ids, ensure_ascii=False))
+    try:
+        vocabulary = json.dumps(ids, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"{folder}: the tokenizer has tokens that are not valid Unicode") from None
+    (into / "vocab.json").write_bytes(vocabulary)
     write_languages(into, {token.strip("_"): ids[token] for token in codes}, is_nllb)
     return ImportedTokenizer(Tokenizer(into), is_nllb, unused)
 
@@ -119,7 +123,7 @@ def _shifted(file: Path) -> dict[str, int]:
 
 def _m2m_codes(names: dict[str, Any]) -> list[str]:
     kind = names.get("language_codes", "m2m100")
-    if kind not in _CODES:
+    if kind not in [*_CODES]:  # it may be a list or an object
         raise ModelError(f"tokenizer_config.json: language_codes is {kind!r}; known: {', '.join(_CODES)}")
     return [f"__{code}__" for code in _CODES[kind].split()]
 
@@ -128,17 +132,22 @@ def _listed_codes(folder: Path, names: dict[str, Any]) -> list[str]:
     """The additional special tokens, whose ids follow the pieces in this order."""
     key = "additional_special_tokens"
     listed = names.get(key) or read_object(folder / "special_tokens_map.json", optional=True).get(key) or []
+    if not isinstance(listed, list):
+        raise ModelError(f"{folder}: {key} is not a list of tokens: {listed!r}")
     return [token for token in map(_content, listed) if token and not token.startswith("<")]
 
 
 def _added_tokens(folder: Path, names: dict[str, Any]) -> dict[str, Any]:
     """The ids of tokens that were added to the vocabulary, as far as the files have them."""
     found: dict[str, Any] = {}
-    if (folder / "tokenizer.json").is_file():
-        added = _read(folder / "tokenizer.json").get("added_tokens") or []
-        found |= {token: each.get("id") for each in added if (token := _content(each))}
-    added = names.get("added_tokens_decoder") or {}
-    found |= {token: int(i) for i, each in added.items() if (token := _content(each)) and i.isdigit()}
+    try:
+        if (folder / "tokenizer.json").is_file():
+            added = _read(folder / "tokenizer.json").get("added_tokens") or []
+            found |= {token: each.get("id") for each in added if (token := _content(each))}
+        added = names.get("added_tokens_decoder") or {}
+        found |= {token: int(i) for i, each in added.items() if (token := _content(each))}
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ModelError(f"{folder}: the tokens added to the vocabulary are damaged: {error!r}") from None
     return found | read_object(folder / "added_tokens.json", optional=True)
 
 
@@ -163,22 +172,23 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
         model, normalizer, split = found["model"], found["normalizer"] or {}, found["pre_tokenizer"]
         kinds = model["type"], split["type"], split["replacement"], split["prepend_scheme"]
         options = [model.get(key) for key in ("byte_fallback", "dropout", "continuing_subword_prefix")]
-        vocabulary: dict[str, int] = model["vocab"]
+        vocabulary: dict[str, int] = dict(model["vocab"])
+        "".join(vocabulary).encode()  # a ValueError if it is not valid Unicode
+        characters = [piece for piece in vocabulary if len(piece) == 1]
         pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+        merged = ["".join((left, right)) for left, right in pairs]
         charsmap = b""
         for rule in normalizer.get("normalizers", [normalizer] if normalizer else []):
             if rule["type"] not in _NORMALIZERS:
                 raise ModelError(f"{file}: unsupported: the normalizer {rule['type']}")
             charsmap = base64.b64decode(rule.get("precompiled_charsmap", "")) or charsmap
-    except (LookupError, TypeError, AttributeError, binascii.Error) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ModelError(f"{file}: not the tokenizer of NLLB-200: {error!r}") from None
     if kinds != ("BPE", "Metaspace", "\u2581", "always") or any(options):
         raise ModelError(
             f"{file}: unsupported: only BPE with spaces as \u2581, as of NLLB-200; found {kinds}"
         )
-    merged = [left + right for left, right in pairs]
     pieces = [piece for piece, _ in groupby(merged)]
-    characters = [piece for piece in vocabulary if len(piece) == 1]
     known, given = {*pieces, *characters}, {*pairs}
     possible = ((piece[:cut], piece[cut:]) for piece in pieces for cut in range(1, len(piece)))
     complete = all(pair in given for pair in possible if known.issuperset(pair))

@@ -154,7 +154,7 @@ def from_transformers(
             theirs.pop(name.replace("embed_positions.weight", "version"), None)  # of old files of fairseq
             # M2M-100's table, in old files, begins with the position 0.
             if (table := theirs.pop(f"{name}s", None)) is not None:
-                theirs[name] = table[model.first_position :]
+                theirs[name] = table[model.first_position :] if table.dim() else table
             if (table := theirs.pop(name, None)) is not None and not _are_sinusoidal(table, model):
                 raise ModelError(f"{file}: {name}: unsupported: positional encodings that are not sinusoidal")
     _tie(theirs, config, file)

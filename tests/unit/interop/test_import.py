@@ -342,12 +342,15 @@ class Payload:
     ("change", "message"),
     [
         (lambda t: t.update(x=Payload()), "damaged, or contains objects other than weights"),
-        (lambda t: t.update(x=3), "x is not a dense tensor of floating-point numbers"),
+        (lambda t: t.update(x=3), "x is not a dense tensor of fp64, fp32, fp16 or bf16 numbers"),
         (
             lambda t: t.update(x=torch.ones(2, dtype=torch.long)),
-            "x is not a dense tensor of floating-point numbers",
+            "x is not a dense tensor of fp64, fp32, fp16 or bf16 numbers",
         ),
-        (lambda t: t.update(x=torch.eye(3).to_sparse()), "x is not a dense tensor of floating-point numbers"),
+        (
+            lambda t: t.update(x=torch.eye(3).to_sparse()),
+            "x is not a dense tensor of fp64, fp32, fp16 or bf16 numbers",
+        ),
         (lambda t: t.update(x=torch.ones(2)), "unexpected tensors: x"),
         (_broadcast, "model.shared.weight has fewer numbers than its shape requires"),
     ],

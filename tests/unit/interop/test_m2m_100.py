@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.checkpoint.model_info import read_info
@@ -491,11 +491,60 @@ def test_files_without_what_is_needed_are_errors(nllb, tmp_path):
         import_model(str(nllb), tmp_path / "out")
     edit(nllb / "tokenizer_config.json", tokenizer_class="NllbTokenizerFast")
     edit(nllb / "config.json", vocab_size=300)
-    with pytest.raises(ModelError, match="are not distinct ids of 300 entries"):
+    with pytest.raises(ModelError, match=r"vocab_size of config\.json is 300, but embeddings have"):
         import_model(str(nllb), tmp_path / "out")
     with pytest.raises(UsageError, match="only decoding"):
         edit(nllb / "config.json", vocab_size=309)
         import_model(str(nllb), tmp_path / "out", ["max_length=3"])
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config.json", {"model_type": ["m2m_100"]}, r"model_type in config\.json is \['m2m_100'\]"),
+        ("config.json", {"vocab_size": 10**12}, r"vocab_size of config\.json is 10{12}, but embeddings have"),
+        ("tokenizer_config.json", {"additional_special_tokens": 4}, "is not a list of tokens: 4"),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}, "added to the vocabulary are damaged"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"²": "x"}},
+            "added to the vocabulary are damaged",
+        ),
+        ("added_tokens.json", {"x": [1]}, "are not distinct ids of"),
+        ("added_tokens.json", {"\ud800": 308}, "has tokens that are not valid Unicode"),
+    ],
+)
+def test_damaged_files_are_errors(nllb, tmp_path, file, changes, message):
+    path = nllb / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes))
+    with pytest.raises(ModelError, match=message):
+        import_model(str(nllb), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"vocab": 5}, {"vocab": {"\ud800": 4}}, {"merges": ["abc"]}, {"merges": [["a", []]]}]
+)
+def test_a_damaged_tokenizer_json_is_an_error(new_nllb, tmp_path, changes):
+    model = json.loads((new_nllb / "tokenizer.json").read_text())["model"]
+    edit(new_nllb / "tokenizer.json", model=model | changes)
+    with pytest.raises(ModelError, match="not the tokenizer of NLLB-200"):
+        import_model(str(new_nllb), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.encoder.embed_positions.weights", torch.tensor(1.0), "encodings that are not sinusoidal"),
+        ("model.encoder.layer_norm.weight", torch.ones(32, dtype=torch.float8_e4m3fn), "not a dense tensor"),
+    ],
+)
+def test_damaged_weights_are_errors(nllb, tmp_path, name, tensor, message):
+    file = min(nllb.glob("model*.safetensors"))
+    save_file(load_file(file) | {name: tensor}, file)
+    if (index := nllb / "model.safetensors.index.json").exists():
+        edit(index, weight_map=json.loads(index.read_text())["weight_map"] | {name: file.name})
+    with pytest.raises(ModelError, match=message):
+        import_model(str(nllb), tmp_path / "out")
 
 
 _PEAK = """
