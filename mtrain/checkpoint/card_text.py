@@ -27,10 +27,13 @@ LIBRARIES = {  # that load exported models, with their titles
 def model_card(model: Description) -> str:
     """The card of a model, in Markdown. It states the license of the models that the model was imported from
     or descends from, if they have one license; that of other models is not known."""
+    licenses = _unique(_licenses(model.info.origin)) or []
+    license_ = licenses[0] if len(licenses) == 1 else None
     return _render(
         "card.md",
         model,
-        metadata=_metadata(model),
+        license=license_,
+        metadata=_metadata(model, license_),
         vocabulary=vocabulary_size(model),
         origin=describe_origin(model.info.origin, code=True),
         usage=model_usage(model),
@@ -39,7 +42,7 @@ def model_card(model: Description) -> str:
     )
 
 
-def _metadata(model: Description) -> str:
+def _metadata(model: Description, license_: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     config, info = model.config, model.info
@@ -64,9 +67,8 @@ def _metadata(model: Description) -> str:
         for score in scores
     ]
     corpora = chain(info.data.train, info.data.validation) if info.data else ()
-    licenses = _unique(_licenses(info.origin)) or []
     data = ModelCardData(
-        license=licenses[0] if len(licenses) == 1 else None,
+        license=license_,
         language=_unique(code for code in codes if re.fullmatch("[a-z]{2,3}", code) and code != "und"),
         library_name=library,
         pipeline_tag=task,
@@ -133,12 +135,10 @@ def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
     config = model.config
     facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
-    if codes := config.languages:
-        source = config.source_lang if config.source_lang in codes else codes[0]
-        target = config.target_lang if config.target_lang in codes else codes[-1]
-        facts["source_code"] = source
-        pieces = (code if "_" in code else f"__{code}__" for code in (source, target))
-        facts["source_piece"], facts["target_piece"] = pieces
+    if codes := model.config.languages:
+        chosen = zip((model.config.source_lang, model.config.target_lang), (codes[0], codes[-1]), strict=True)
+        source, target = (code if code in codes else example for code, example in chosen)
+        facts |= {"source": source, "target": target}
         facts["languages"] = f" --from {source} --to {target}"
         facts["between"] = f'.between("{source}", "{target}")'
     is_joint = (model.folder / "joint.model").exists()

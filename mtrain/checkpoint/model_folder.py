@@ -18,6 +18,7 @@ from mtrain.checkpoint.model_info import (
     write_info,
 )
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
+from mtrain.config.languages import Direction
 from mtrain.config.load import override, read_config, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.errors import ModelError, UsageError
@@ -208,9 +209,10 @@ def folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None
     decoding = config.decoding
     if decoding.alignment_layer is None:
         decoding = decoding.model_copy(update={"alignment_layer": layer})
+    direction = tokenizer.complete(Direction(config.data.source_lang, config.data.target_lang))
     return ModelFolderConfig(
-        source_lang=config.data.source_lang,
-        target_lang=config.data.target_lang,
+        source_lang=direction.source,
+        target_lang=direction.target,
         language_tags=config.data.language_tags,
         languages=[*tokenizer.source.codes],
         normalizes_punctuation=tokenizer.source.normalizes_punctuation,

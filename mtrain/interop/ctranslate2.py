@@ -18,7 +18,8 @@ _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWIS
 def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | None) -> None:
     """Write a model and its SentencePiece models to an empty folder, for `ctranslate2.Translator`.
 
-    CTranslate2 adds EOS to the source. Forbidden tokens get a bias of minus infinity.
+    CTranslate2 adds EOS to the source, unless a code of its language follows EOS. Forbidden tokens get a bias
+    of minus infinity.
     """
     converter = import_optional("ctranslate2.converters")
 
@@ -67,7 +68,8 @@ def _spec(loaded: LoadedModel) -> Any:
     spec.register_target_vocabulary(pieces)
     spec.config.unk_token, spec.config.eos_token = pieces[config.unk_id], pieces[config.eos_id]
     spec.config.bos_token = spec.config.decoder_start_token = pieces[config.bos_id]
-    spec.config.add_source_eos = True
+    # Otherwise, EOS is not the last token.
+    spec.config.add_source_eos = loaded.config.language_tags != "codes_last"
     return spec
 
 

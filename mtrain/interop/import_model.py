@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtrain.checkpoint.model_card import stated_license, write_card
 from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
+from mtrain.config.languages import Direction
 from mtrain.config.load import override, validate
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.sections.model import ModelConfig
@@ -51,6 +52,10 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> bool:
     def fill(temporary: Path) -> None:
         tensors, settled, tokenizer = _convert(folder, temporary / "tokenizer", config, source)
         changed = _with_overrides(settled, overrides)
+        direction = tokenizer.tokenizer.complete(Direction(changed.source_lang, changed.target_lang))
+        changed = changed.model_copy(
+            update={"source_lang": direction.source_lang, "target_lang": direction.target_lang}
+        )
         if changed.languages:
             codes = tokenizer.tokenizer.source.codes
             write_languages(temporary / "tokenizer", codes, changed.normalizes_punctuation)

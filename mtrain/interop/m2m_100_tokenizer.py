@@ -170,7 +170,10 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
     found = _read(file)
     try:
         model, normalizer, split = found["model"], found["normalizer"] or {}, found["pre_tokenizer"]
-        kinds = model["type"], split["type"], split["replacement"], split["prepend_scheme"]
+        kinds = model["type"], split["type"], split["replacement"]
+        # Old files say this by `add_prefix_space`.
+        prefix = split.get("prepend_scheme", "always" if split.get("add_prefix_space") else "never")
+        added = {_content(token) for token in found.get("added_tokens") or []} - {*_SPECIAL}
         options = [model.get(key) for key in ("byte_fallback", "dropout", "continuing_subword_prefix")]
         vocabulary: dict[str, int] = dict(model["vocab"])
         "".join(vocabulary).encode()  # a ValueError if it is not valid Unicode
@@ -184,9 +187,9 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
             charsmap = base64.b64decode(rule.get("precompiled_charsmap", "")) or charsmap
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ModelError(f"{file}: not the tokenizer of NLLB-200: {error!r}") from None
-    if kinds != ("BPE", "Metaspace", "\u2581", "always") or any(options):
+    if (*kinds, prefix) != ("BPE", "Metaspace", "\u2581", "always") or any(options):
         raise ModelError(
-            f"{file}: unsupported: only BPE with spaces as \u2581, as of NLLB-200; found {kinds}"
+            f"{file}: unsupported: only BPE with spaces as \u2581, as of NLLB-200; found {kinds}, {prefix}"
         )
     pieces = [piece for piece, _ in groupby(merged)]
     known, given = {*pieces, *characters}, {*pairs}
@@ -194,4 +197,6 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
     complete = all(pair in given for pair in possible if known.issuperset(pair))
     if not complete or len({*pieces}) < len(pieces) or not vocabulary.keys() >= known:
         raise ModelError(f"{file}: unsupported: SentencePiece cannot reproduce its merges")
-    return vocabulary, bpe_model([*pieces, *characters], charsmap)
+    # The published file, and what Transformers 5 saves from it, has the codes of languages among the pieces.
+    own = {piece: i for piece, i in vocabulary.items() if piece not in added}
+    return own, bpe_model([*pieces, *characters], charsmap)

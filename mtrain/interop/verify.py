@@ -44,16 +44,17 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=arithmetic)
     source, target = tokenizer.source.pieces, tokenizer.target.pieces
     target_ids = {piece: i for i, piece in enumerate(target)}
+    end = [source[tokenizer.special.eos]] if loaded.config.language_tags == "codes_last" else []
 
     def translate(row: list[int], limit: int) -> list[int]:
-        pieces = [source[i] for i in row]
+        pieces = [*(source[i] for i in row), *end]
         # By default, the minimum is 1, which rules out empty translations.
         lengths = {"max_input_length": 0, "min_decoding_length": 0, "max_decoding_length": limit}
         [found] = translator.translate_batch([pieces], beam_size=1, **lengths)
         return [target_ids[piece] for piece in found.hypotheses[0]]
 
     def log_probs(row: list[int], output: list[int]) -> list[float]:
-        pieces = [source[i] for i in row], [target[i] for i in output]
+        pieces = [*(source[i] for i in row), *end], [target[i] for i in output]
         [scored] = translator.score_batch([pieces[0]], [pieces[1]], max_input_length=0)
         return list(scored.log_probs)
 

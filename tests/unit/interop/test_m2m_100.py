@@ -399,6 +399,7 @@ def test_an_imported_model_is_fine_tuned(nllb, tmp_path):
     with Translator.load(tmp_path / "run", "cpu", workers=1) as translator:
         assert translator.direction == ("eng_Latn", "fra_Latn")
         assert len(translator.translate(TEXTS[:3])) == 3
+    assert (tuned.config.source_lang, tuned.config.target_lang) == ("eng_Latn", "fra_Latn")  # for exports
     assert "license: cc-by-nc-4.0" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
@@ -469,6 +470,29 @@ def test_another_tokenizer_is_an_error(new_nllb, tmp_path, changes, message):
     edit(new_nllb / "tokenizer.json", **changes)
     with pytest.raises(ModelError, match=message):
         import_model(str(new_nllb), tmp_path / "out")
+
+
+def test_pieces_may_include_the_codes(new_nllb, tmp_path):
+    """As in the published file of NLLB-200, in what Transformers 5 saves from it, and in its older form."""
+    expected = import_without_normalization(new_nllb, tmp_path / "expected")
+    found = json.loads((new_nllb / "tokenizer.json").read_text())
+    found["model"]["vocab"] |= {each["content"]: each["id"] for each in found["added_tokens"]}
+    del found["pre_tokenizer"]["prepend_scheme"]
+    found["pre_tokenizer"]["add_prefix_space"] = True
+    edit(new_nllb / "tokenizer.json", **found)
+    imported = import_without_normalization(new_nllb, tmp_path / "out")
+    assert load_model(imported).tokenizer.fingerprint() == load_model(expected).tokenizer.fingerprint()
+
+
+def test_default_languages_are_completed_and_checked(nllb, tmp_path):
+    with pytest.raises(UsageError, match="language zh: several codes of the model fit"):
+        import_model(str(nllb), tmp_path / "out", ["source_lang=en", "target_lang=zh"])
+    import_model(str(nllb), tmp_path / "out", ["source_lang=en", "target_lang=fr"])
+    config = load_model(tmp_path / "out").config
+    assert (config.source_lang, config.target_lang) == ("eng_Latn", "fra_Latn")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "--from eng_Latn --to fra_Latn" in card
+    assert "cc-by-nc-4.0, as of the original model" in card and "Not stated" not in card
 
 
 def test_merges_that_sentencepiece_would_not_make_are_an_error(new_nllb, tmp_path):
