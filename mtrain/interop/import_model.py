@@ -52,10 +52,9 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> bool:
     def fill(temporary: Path) -> None:
         tensors, settled, tokenizer = _convert(folder, temporary / "tokenizer", config, source)
         changed = _with_overrides(settled, overrides)
-        direction = tokenizer.tokenizer.complete(Direction(changed.source_lang, changed.target_lang))
-        changed = changed.model_copy(
-            update={"source_lang": direction.source_lang, "target_lang": direction.target_lang}
-        )
+        completed = tokenizer.tokenizer.complete(Direction(changed.source_lang, changed.target_lang))
+        languages = {"source_lang": completed.source, "target_lang": completed.target}
+        changed = changed.model_copy(update=languages)
         if changed.languages:
             codes = tokenizer.tokenizer.source.codes
             write_languages(temporary / "tokenizer", codes, changed.normalizes_punctuation)
