@@ -66,8 +66,8 @@ class Clock:
         self.plans = [*(each for each in written if each.step < plan.step), plan]
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         self.later = self._from_first(later)  # to be repeated
-        # How long the last validation with saving took, also in steps: the machine may be faster next time.
-        self.validation_seconds = VALIDATION_SHARE * self.budget
+        # The last validation with saving took as long as this number of steps. The next one is assumed to take
+        # as many, because a slower machine also validates more slowly.
         self.validation_steps = ASSUMED_COST * training.validate_every
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
@@ -128,7 +128,7 @@ class Clock:
 
     def add_validation(self, seconds: float) -> None:
         """Count a validation that, with saving, took some `seconds`."""
-        self.validation_seconds, self.is_due = seconds, True
+        self.is_due = True
         self.spent += seconds
         self.validation_steps = seconds / self._seconds_per_step
 
@@ -142,7 +142,7 @@ class Clock:
         """A plan for the seconds that are left for training, validation and saving."""
         current, step = self.plan, self.state.step
         each, every = self._seconds_per_step, self.training.validate_every
-        validation = min(self.validation_seconds, self.validation_steps * each)
+        validation = self.validation_steps * each
         # The number of validations, including the last one.
         possible = math.ceil((current.total_steps - step) / every)
         allowance = VALIDATION_SHARE * self.budget - self.spent

@@ -83,7 +83,7 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             if not trainer.learner.compiles:  # else, a later batch may be compiled for, which takes minutes
                 trainer.ranks.expect_steps()
             reason = _record_step(trainer)
-            seconds = state.seconds
+            trained = state.seconds
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
             if state.validation_due and not stopped:  # a stopped run validates when it is resumed
@@ -95,7 +95,7 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
                     stopped = _agree(trainer, stop)
                 state.seconds += trainer.progress.elapsed()
                 if trainer.clock is not None:
-                    trainer.clock.add_validation(state.seconds - seconds)
+                    trainer.clock.add_validation(state.seconds - trained)
             state.seconds += trainer.progress.elapsed()
             if reason and not state.validation_due:
                 duration = format_duration(state.seconds)

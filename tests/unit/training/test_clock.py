@@ -71,11 +71,11 @@ class Simulation:
         self.plans = json.loads(clock.file.read_text()) if clock.file.exists() else []
 
 
-def changing(factor: float, share: float = 0.5) -> tuple[Times, Times]:
+def changing(factor: float, share: float = 0.5, validation: float = 0.6) -> tuple[Times, Times]:
     """The times of steps and validations, which are `factor` times as long after a share of the time."""
     return (
         lambda passed: 0.11 * (factor if passed > share else 1),
-        lambda passed: 0.6 * (factor if passed > share else 1),
+        lambda passed: validation * (factor if passed > share else 1),
     )
 
 
@@ -104,6 +104,13 @@ def test_a_run_ends_in_time_with_its_rate_down_whatever_the_machine_does(tmp_pat
     # Half of the steps of a usual run have a rate above half of the peak.
     assert 0.15 <= sum(rate > max(run.rates) / 2 for rate in run.rates) / len(run.rates) <= 0.85
     assert len(run.plans) <= 40
+
+
+@pytest.mark.parametrize("validation", [2.5, 3.0])
+def test_a_slower_machine_has_time_for_its_last_validation(tmp_path, validation):
+    """The last validation takes longer than those before it, and cannot be left out."""
+    run = Simulation(tmp_path, *changing(4, validation=validation))
+    assert 0.95 <= run.end <= 1.05 and run.rates[-1] < 0.1 * max(run.rates)
 
 
 def test_if_a_machine_keeps_its_speed_the_rates_are_those_that_were_planned(tmp_path):
