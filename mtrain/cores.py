@@ -37,7 +37,7 @@ def _affinity() -> set[int]:
 
 def _quotas(root: Path, line: str) -> Iterator[float]:
     """The quotas of a group and of the groups above it, given its line `hierarchy:controllers:path`. Only
-    version 2 names no controllers; it is mounted in a subfolder if version 1 is mounted, too."""
+    version 2 names no controllers; it is mounted in a subfolder if version 1 is also mounted."""
     _, controllers, path = line.split(":", 2)
     if controllers and "cpu" not in controllers.split(","):
         return

@@ -362,7 +362,7 @@ def test_punctuation_is_normalized_for_nllb(nllb, tmp_path):
 
 @pytest.mark.parametrize("legacy", [True, False])
 def test_training_pairs_have_the_codes_of_transformers(nllb, tmp_path, legacy):
-    """In two directions. In the legacy form, Transformers puts the code after the target, too, where
+    """In two directions. In the legacy form, Transformers also puts the code after the target, where
     `generate` does not expect it."""
     edit(nllb / "tokenizer_config.json", legacy_behaviour=legacy)
     tokenizer = load_model(import_without_normalization(nllb, tmp_path / "out")).tokenizer
