@@ -92,8 +92,9 @@ def activation_bytes(learner: Learner, batch: AnyBatch) -> int:
     saved: dict[int, Tensor] = {}  # by address, which is unique as long as the tensors are alive
 
     def save(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
+        kept = tensor.detach()  # else, an operation that saves its result would refer to itself for ever
+        saved[tensor.untyped_storage().data_ptr()] = kept
+        return kept
 
     with (
         preserved_random_states(learner.device),

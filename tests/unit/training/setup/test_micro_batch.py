@@ -1,6 +1,8 @@
 """The size of micro-batches, chosen from the memory that they keep for the backward pass."""
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,6 +62,16 @@ def test_memory_per_token_is_separated_from_constant_memory(precision):
     # Micro-batches get half of the memory: enough for 512 tokens if each is not charged with the vocabulary.
     assert choose_micro_batch_tokens(learner, 8, 512, int(2.1 * many)) == 512
     assert choose_micro_batch_tokens(learner, 8, 512, int(1.9 * many)) == 256
+
+
+def test_measuring_memory_keeps_none():
+    """On a GPU, a graph that stays alive would prevent the capture of CUDA graphs, too."""
+    learner = make_learner()
+    activation_bytes(learner, make_batch(2))
+    weight = weakref.ref(learner.model.source_embedding.weight)
+    del learner
+    gc.collect()
+    assert weight() is None
 
 
 def make_batch(rows: int, length: int = 8) -> Batch:
