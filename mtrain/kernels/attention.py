@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.eager_attention import (
     MIN_KEYS_TO_PAD,
@@ -36,6 +35,7 @@ from mtrain.kernels.eager_attention import (
     suits_eager_kernel,
 )
 from mtrain.kernels.packed_attention import packed_attention
+from mtrain.kernels.precision import without_autocast
 from mtrain.kernels.sequences import Packed, Sequences
 
 # ------------------------------------------------------------------------------------ the choice of a kernel

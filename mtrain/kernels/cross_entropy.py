@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtrain.kernels.autocast import product_dtype, without_autocast
+from mtrain.kernels.precision import product_dtype, without_autocast
 from mtrain.kernels.triton.available import attempt, suits_kernels
 
 # Label of padding and of surplus tokens, the default `ignore_index` of torch.nn.functional.cross_entropy.

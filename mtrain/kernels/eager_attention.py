@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtrain.kernels.autocast import without_autocast
+from mtrain.kernels.precision import without_autocast
 
 # fp32 numbers in a vector register of a CPU with AVX-512. Products with fewer keys take several times as
 # long.

@@ -1,5 +1,8 @@
-"""Precise floating-point numbers and products."""
+"""Types of floating-point numbers and products. What autocast does to a tensor also holds on the meta device,
+which does not support it. (Asking PyTorch whether a device supports it would break the graph of
+`torch.compile`.)"""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -11,6 +14,18 @@ WITHOUT_FP64 = {"mps", "xpu"}  # kinds of devices; some XPU devices have it
 def widest_float(device: torch.device) -> torch.dtype:
     """fp64, or fp32 on devices that may not have it."""
     return torch.float32 if device.type in WITHOUT_FP64 else torch.float64
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which products on the device of x are computed in the type of their arguments."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type in which products with x are computed: the type of autocast if enabled, else the type of x."""
+    device = x.device.type
+    enabled = not x.is_meta and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if enabled else x.dtype
 
 
 def product_fp32(a: Tensor, b: Tensor) -> Tensor:

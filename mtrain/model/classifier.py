@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
-from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.cross_entropy import IGNORE, LossSums
+from mtrain.kernels.precision import without_autocast
 from mtrain.kernels.sequences import Sequences
 from mtrain.model.transformer import Dropout, Encoder, Linear, initialize
 

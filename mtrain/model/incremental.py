@@ -123,14 +123,14 @@ def layer_step(
 ) -> Tensor:
     """The output (N, E) of a decoder layer for x (N, E) at one position. For the biases see
     `KeyValueCache`."""
-    h = layer.self_attention_residual.before(x)
+    h, x = layer.self_attention_residual.before(x)
     h = self_attention_step(layer.self_attention, h, cache, position, past_keep_bias)
     x = layer.self_attention_residual.after(x, h)
-    h = layer.cross_attention_residual.before(x)
+    h, x = layer.cross_attention_residual.before(x)
     h = cross_attention_step(layer.cross_attention, h, cache, source_keep_bias)
     x = layer.cross_attention_residual.after(x, h)
-    h = layer.feed_forward(layer.feed_forward_residual.before(x))
-    return layer.feed_forward_residual.after(x, h)
+    h, x = layer.feed_forward_residual.before(x)
+    return layer.feed_forward_residual.after(x, layer.feed_forward(h))
 
 
 def self_attention_step(

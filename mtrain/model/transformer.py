@@ -18,6 +18,8 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention import attention
 from mtrain.kernels.cross_entropy import LossSums, projected_cross_entropy
 from mtrain.kernels.dropout import Generator, HashKey, dropout
+from mtrain.kernels.mixed_linear import as_operand, linear
+from mtrain.kernels.norm import norm_branch
 from mtrain.kernels.precision import widest_float
 from mtrain.kernels.sequences import Padded, Sequences
 
@@ -27,9 +29,12 @@ from mtrain.kernels.sequences import Padded, Sequences
 class Linear(nn.Linear):
     """`nn.Linear` that can also compute only some of its output features."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
     def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
         """The output features from `start` to `end` only."""
-        return F.linear(x, self.weight[start:end], self.bias[start:end])
+        return linear(x, self.weight[start:end], self.bias[start:end])
 
 
 class Dropout(nn.Module):
@@ -254,7 +259,8 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual connection around a sublayer: `x = residual.after(x, sublayer(residual.before(x)))`.
+    """A residual connection around a sublayer: `h, x = residual.before(x)`, then
+    `x = residual.after(x, sublayer(h))`.
 
     "post"  x = LayerNorm(x + Dropout(Sublayer(x)))    (sections 3.1 and 5.4)
     "pre"   x = x + Dropout(Sublayer(LayerNorm(x)))    (Xiong et al., "On Layer Normalization in the
@@ -267,9 +273,9 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def before(self, x: Tensor) -> Tensor:
-        """The input of the sublayer."""
-        return self.norm(x) if self.pre else x
+    def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the sublayer, and x itself."""
+        return norm_branch(x, self.norm) if self.pre else (x, x)
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """x + Dropout(y) for the output y of the sublayer, normalized with "post"."""
@@ -296,9 +302,9 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, sources: Sequences) -> Tensor:
         """x (P, E) of the source tokens."""
-        h = self.self_attention_residual.before(x)
+        h, x = self.self_attention_residual.before(x)
         x = self.self_attention_residual.after(x, self.self_attention(h, sources))
-        h = self.feed_forward_residual.before(x)
+        h, x = self.feed_forward_residual.before(x)
         return self.feed_forward_residual.after(x, self.feed_forward(h))
 
 
@@ -316,11 +322,11 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, targets: Sequences, memory: Tensor, sources: Sequences) -> Tensor:
         """x (N*T, E) of the target tokens, memory (B*S, E) of the source tokens."""
-        h = self.self_attention_residual.before(x)
+        h, x = self.self_attention_residual.before(x)
         x = self.self_attention_residual.after(x, self.self_attention(h, targets, causal=True))
-        h = self.cross_attention_residual.before(x)
+        h, x = self.cross_attention_residual.before(x)
         x = self.cross_attention_residual.after(x, self.cross_attention(h, targets, memory, sources))
-        h = self.feed_forward_residual.before(x)
+        h, x = self.feed_forward_residual.before(x)
         return self.feed_forward_residual.after(x, self.feed_forward(h))
 
 
@@ -393,6 +399,7 @@ class Transformer(Encoder):
         """Hidden states (N*T, E) for target ids (N*T), given the encoder output (B*S, E)."""
         positions = self.embed.positions(0, targets.longest, self.learned_target_positions)
         x = self.embed(ids, targets, self.target_embedding or self.source_embedding, positions)
+        memory = as_operand(memory)  # of each layer
         for layer in self.decoder:
             x = layer(x, targets, memory, sources)
         return self.decoder_norm(x)  # type: ignore[no-any-return]

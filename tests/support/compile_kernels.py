@@ -25,7 +25,9 @@ from mtrain.kernels.triton.attention import short_attention
 from mtrain.kernels.triton.cross_entropy import fused_cross_entropy
 from mtrain.kernels.triton.decoding import add_norm, attention
 from mtrain.kernels.triton.dropout import hashed_dropout
+from mtrain.kernels.triton.mixed_linear import sum_over_tokens
 from mtrain.kernels.triton.next_tokens import best_continuations
+from mtrain.kernels.triton.norm import norm_branch
 from mtrain.kernels.triton.tiles import TILES, suits_short_attention
 
 # Bytes of shared memory that a program may use.
@@ -91,6 +93,11 @@ def train(capability: int) -> None:
     x, y = torch.zeros(2, 48, 64, dtype=dtype, requires_grad=True).unbind()
     for relu, residual in ((False, None), (False, y), (True, None)):
         hashed_dropout(x, 0.1, key.key, key.salt, relu, residual).sum().backward(retain_graph=True)
+    for width in (64, 512, 1024):
+        x, norm = torch.zeros(48, width, requires_grad=True), nn.LayerNorm(width)
+        normed, same = norm_branch(x, norm.weight, norm.bias, norm.eps, dtype)
+        (normed.sum() + same.sum()).backward()
+        sum_over_tokens(normed)
     hidden, weight = torch.zeros(32, 64, requires_grad=True), torch.zeros(32_001, 64)
     labels = torch.zeros(32, dtype=torch.int64)
     fused_cross_entropy(hidden, weight, None, labels, IGNORE, 0.1, dtype, 32)

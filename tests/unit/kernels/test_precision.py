@@ -1,4 +1,5 @@
-"""Devices without fp64 never compute in it, and products of numbers in low precision are not rounded."""
+"""Devices without fp64 never compute in it, products of numbers in low precision are not rounded, and the types
+of products under autocast are known."""
 
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from mtrain import Translator
 from mtrain.decoding.scoring.score import score_pairs
 from mtrain.kernels import precision
-from mtrain.kernels.precision import product_fp32, widest_float
+from mtrain.kernels.precision import product_dtype, product_fp32, widest_float, without_autocast
 from mtrain.model.transformer import Transformer
 from mtrain.training.step.learner import Learner
 from tests.support.training import PAIRS, batches_of
@@ -44,6 +45,22 @@ def test_products_are_not_rounded(dtype: torch.dtype, device: str):
     product, exact = product_fp32(a, b), a.double() @ b.double()
     assert product.dtype == torch.float32 and (product - exact).norm() < 1e-6 * exact.norm()
     assert torch.equal(product_fp32(a.double(), b.double()), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_have_the_type_of_autocast_only_where_it_is_enabled(dtype):
+    x = torch.ones(2, 2)
+    assert product_dtype(x) == (x @ x).dtype == torch.float32
+    with torch.autocast("cpu", dtype=dtype):
+        assert product_dtype(x) == (x @ x).dtype == dtype
+        with without_autocast(x):
+            assert product_dtype(x) == (x @ x).dtype == torch.float32
+
+
+def test_devices_without_autocast_are_supported():
+    x = torch.ones(2, 2, device="meta")
+    with without_autocast(x):
+        assert product_dtype(x) == (x @ x).dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,8 @@ def test_layer_norm_comes_before_the_sublayer_or_after_the_sum(norm: str) -> Non
         scaled = centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         return scaled * residual.norm.weight + residual.norm.bias
 
-    h = residual.before(x)
+    h, same = residual.before(x)
+    assert torch.equal(same, x)
     torch.testing.assert_close(h, normalize(x) if norm == "pre" else x, **DOUBLE)
     out = residual.after(x, h.square())
     expected = x + normalize(x).square() if norm == "pre" else normalize(x + x.square())
