@@ -151,7 +151,7 @@ def test_gradients_are_those_of_fp64(example, attention, precision, compiled, to
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 5])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 5e-3), ("bf16", 1e-1)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 1e-2), ("bf16", 1e-1)])
 def test_log_probabilities_of_translations_are_those_of_fp64(attention, precision, tolerance, beams):
     model = build(
         1, vocab=50, d_model=128, heads=2, ffn_dim=256, encoder_layers=2, decoder_layers=2, max_positions=64
@@ -238,7 +238,7 @@ def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, ba
         trainer = make_trainer(config, device="cuda")
         steps = [train_step(trainer, step).values.tolist() for step in islice(trainer.steps(), 4)]
         values.append(torch.tensor(steps))
-    assert trainer.learner.captures == 0
+        assert (trainer.learner.captures > 0) == (setting == "auto")
     torch.testing.assert_close(values[0], values[1], rtol=tolerance, atol=0)
 
 
