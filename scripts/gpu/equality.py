@@ -8,11 +8,10 @@ import torch
 
 from gpu.decoding import USES, Search, make_search
 from gpu.scale import EOS, CheckFailed, Scale
-from gpu.training import RATE, make_learner
+from gpu.training import RATE, expect, make_learner
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.loader import StepInput
-from mtrain.data.epochs.packed_batch import PackedBatch
 
 TOLERANCE = 0.01  # of the loss
 
@@ -37,9 +36,7 @@ def check_training(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
 def _train(scale: Scale, config: ModelConfig, steps: Sequence[StepInput], graphs: str) -> list[float]:
     """The losses of some steps."""
     learner = make_learner(scale, config, graphs=graphs)
-    if scale.on_gpu:
-        batches = (batch for step in steps for batch in step.batches)
-        learner.expect(batch.layout for batch in batches if isinstance(batch, PackedBatch))
+    expect(learner, steps)
     return [float(learner.step(step.batches, step.tokens, RATE).values[0]) / step.tokens for step in steps]
 
 

@@ -11,7 +11,7 @@ from torch.profiler import profile
 
 from gpu.decoding import USES, make_search, translate
 from gpu.scale import Scale
-from gpu.training import make_learner, take
+from gpu.training import expect, make_learner, take
 from mtrain.data.epochs.loader import StepInput
 from mtrain.training.step.learner import Learner
 
@@ -24,9 +24,10 @@ CALLS = ("Launch", "Memcpy", "Memset", "Synchronize", "cudaMalloc", "cudaHostAll
 def profile_training(scale: Scale, preset: str, batch_tokens: list[int], compiled: str) -> None:
     """Profile steps with each number of tokens of a batch. `compiled` is a value of `training.compile`."""
     config = scale.model_config(preset)
-    learner = make_learner(scale, config, compiled)
     for tokens in batch_tokens:
         steps = scale.steps(config, tokens, STEPS)
+        learner = make_learner(scale, config, compiled)
+        expect(learner, steps)
         train = partial(_take_all, learner, steps)
         train()
         _report(f"training {preset}, compile {compiled}, batch {tokens}", scale, train, len(steps))

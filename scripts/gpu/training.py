@@ -1,7 +1,7 @@
 """The speed and the memory of training: mtrain, and other tools in a plain loop on the same batches."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -35,6 +35,12 @@ def make_learner(scale: Scale, config: ModelConfig, compiled: str = "off", graph
     return learners.make_learner(scale.model(config).train(), recipe)
 
 
+def expect(learner: Learner, steps: Iterable[StepInput]) -> None:
+    """Let a learner choose the shapes of its graphs by the steps to come, as at the start of a run."""
+    batches = (batch for step in steps for batch in step.batches)
+    learner.expect(batch.layout for batch in batches if isinstance(batch, PackedBatch))
+
+
 def take(learner: Learner, step: StepInput) -> None:
     """Take a training step."""
     learner.step(step.batches, step.tokens, RATE)
@@ -44,10 +50,12 @@ def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str) -
     """Print mtrain's speed for each number of tokens of a batch. `compiled` is a value of
     `training.compile`."""
     config = scale.model_config(preset)
-    learner = make_learner(scale, config, compiled)
     for tokens in batch_tokens:
+        steps = scale.steps(config, tokens)
+        learner = make_learner(scale, config, compiled)
+        expect(learner, steps)
         name = f"mtrain {preset} {learner.precision}, compile {compiled}, batch {tokens}"
-        time_steps(name, scale, config, scale.steps(config, tokens), partial(take, learner))
+        time_steps(name, scale, config, steps, partial(take, learner))
         if compiled == "on":
             from torch._dynamo.utils import counters  # takes seconds
 
