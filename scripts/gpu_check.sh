@@ -20,7 +20,7 @@
 #   DEVICE      cuda, cuda:N or cpu (cuda)
 #   BUDGET      seconds after which no part starts, and running parts are stopped (240 for right or fast, otherwise 545)
 #   PYTHON      the interpreter
-#   MULTI30K    folder with train, val and test_2016_flickr in .en and .de; adds the part multi30k (90 s on an H200)
+#   MULTI30K    folder with train, val and test_2016_flickr in .en and .de; adds the parts multi30k and translate-base
 #   TINY        1: small sizes, to test this script: TINY=1 DEVICE=cpu takes some minutes. Parts are not limited then,
 #               and compiled runs are left out on a CPU, which takes minutes for each
 set -u
@@ -33,7 +33,7 @@ summary=$OUT/summary.txt
 case $PARTS in right | fast) : "${BUDGET:=240}" ;; *) : "${BUDGET:=545}" ;; esac
 case $PARTS in
     right) PARTS="environment ceiling tests check-training check-decoding demo demo-compiled resume multi30k" ;;
-    fast) PARTS="train-base decode translate peers-base train-tiny train-big decode-transformers profile-training
+    fast) PARTS="train-base decode translate translate-base peers-base train-tiny train-big decode-transformers profile-training
         profile-decoding peers-big train-base-compiled" ;;
 esac
 PARTS=" $(echo $PARTS) "
@@ -96,9 +96,10 @@ demo() {
         --set training.compile="$3" ${TINY:+--set training.max_steps=6}
 }
 
-# Train on the English and German captions of Multi30k, and score the test set
+# Train a base model on the English and German captions of Multi30k, and score the test set
 multi30k() {
-    local data=() side lang set
+    local data=() side lang set size=base steps=1200
+    if [ -n "$TINY" ]; then size=micro steps=4; fi
     for side in source target; do
         lang=en && [ "$side" = source ] || lang=de
         for set in train val:validation test_2016_flickr:test.test_2016_flickr; do
@@ -106,20 +107,23 @@ multi30k() {
         done
     done
     "$PYTHON" -m mtrain fit configs/multi30k/en-de-plain.yaml --run-dir "$WORK/multi30k" --device "$DEVICE" "${data[@]}" \
-        --set training.validate_every=1900 --set training.checkpoint_every=1900 ${TINY:+--set training.max_steps=4} &&
+        --set model.preset="$size" --set training.batch_tokens=16384 --set training.learning_rate=0.0007 \
+        --set training.warmup_steps=300 --set training.max_steps="$steps" \
+        --set training.validate_every=600 --set training.checkpoint_every=600 &&
         "$PYTHON" -m mtrain evaluate "$WORK/multi30k" --device "$DEVICE"
 }
 
-# Translate lines of the toy corpus on the command line, greedily and with the default beam size
+# translate RUN TEXT LINES BEAMS...: translate as many lines, which repeat a text, on the command line
 translate() {
-    local copies=100 beams
-    if [ -n "$TINY" ]; then copies=1; fi
-    for _ in $(seq $copies); do cut -f 1 mtrain/data/toy/test.tsv; done >"$WORK/toy.en"
-    for beams in 1 5; do
-        rm -f "$WORK/toy.fr"
-        TIMEFORMAT="translate, beam $beams: $(wc -l <"$WORK/toy.en") lines in %R s, start included"
-        time "$PYTHON" -m mtrain translate "$WORK/toy" -i "$WORK/toy.en" -o "$WORK/toy.fr" --device "$DEVICE" \
-            --set decoding.beam_size=$beams || return
+    local run=$1 text=$2 lines=$3 beams
+    shift 3
+    if [ -n "$TINY" ]; then lines=300; fi
+    for _ in $(seq $((lines / $(wc -l <"$text") + 1))); do cat "$text"; done | head -n "$lines" >"$run.in"
+    for beams in "$@"; do
+        rm -f "$run.out"
+        TIMEFORMAT="translate by ${run##*/}, beam $beams: $lines lines in %R s, start included"
+        time "$PYTHON" -m mtrain translate "$run" -i "$run.in" -o "$run.out" --device "$DEVICE" \
+            --set decoding.beam_size="$beams" || return
     done
 }
 
@@ -160,7 +164,11 @@ wait
 # ------------------------------------------------------------------------------------------- timed, one by one
 measure train-base 50 train.txt train base 25000 4096
 measure decode 50 decode.txt decode base
-part translate 60 decode.txt bash -c translate
+cut -f 1 mtrain/data/toy/test.tsv >"$WORK/toy.txt"
+part translate 60 decode.txt bash -c 'translate "$WORK/toy" "$WORK/toy.txt" 30000 1 5'
+if [ -n "${MULTI30K:-}" ]; then # for a model of a usual size
+    part translate-base 80 decode.txt bash -c 'translate "$WORK/multi30k" "$MULTI30K/train.en" 200000 1'
+fi
 measure peers-base 45 train.txt peers base 25000
 measure train-tiny 25 train.txt train tiny 4096
 measure train-big 40 train.txt train big 25000
