@@ -49,12 +49,14 @@ class GraphPool:
     def __init__(self, device: torch.device):
         self.device = device
         self._memory: Any = None  # not yet: it is an error if the allocator has no pools (issue 192464)
+        self._abandoned: list[Any] = []  # memory that earlier graphs may still use
         self._is_prepared = False
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             with capture_lock:
                 self._memory = None
+                self._abandoned.clear()
 
     def run(self, work: Work) -> None:
         """Run `work` without a graph, in the memory of the graphs. Raises as `capture` does."""
@@ -83,7 +85,15 @@ class GraphPool:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-            return self._captured(work)  # an event of another thread may have ended the capture
+                first = error
+            # An event of another thread may have ended the capture. The next one needs other memory: in 2.11,
+            # the allocator of pinned memory goes on recording for that of a failed capture.
+            self._abandoned.append(self._memory)
+            self._memory = torch.cuda.MemPool()
+            try:
+                return self._captured(work)
+            except Exception as error:
+                raise error if is_out_of_memory(error) else first from None
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -128,8 +138,8 @@ class GraphPool:
             _record(graph, work, pool=self._memory.id)
         except Exception as error:
             self._forget(graph, uses)
-            first = error.__context__  # after it, the end of the capture may have failed, too
-            raise first if first is not None and is_out_of_memory(first) else error from None
+            first = error.__context__  # an error of the work, after which the end of the capture failed, too
+            raise first or error from None
         return _Replay(graph, self)
 
     def _forget(self, graph: Any, uses: int) -> None:

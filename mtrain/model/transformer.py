@@ -19,7 +19,7 @@ from mtrain.kernels.attention import attention
 from mtrain.kernels.cross_entropy import LossSums, projected_cross_entropy
 from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.mixed_linear import as_operand, linear
-from mtrain.kernels.norm import norm_branch
+from mtrain.kernels.norm import BranchNorm
 from mtrain.kernels.precision import widest_float
 from mtrain.kernels.sequences import Padded, Sequences
 
@@ -270,12 +270,12 @@ class Residual(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.pre = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model)
+        self.norm = (BranchNorm if self.pre else nn.LayerNorm)(config.d_model)
         self.dropout = Dropout(config.dropout)
 
     def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the sublayer, and x itself."""
-        return norm_branch(x, self.norm) if self.pre else (x, x)
+        return self.norm(x) if self.pre else (x, x)
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """x + Dropout(y) for the output y of the sublayer, normalized with "post"."""

@@ -25,6 +25,7 @@ from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search
 from mtrain.decoding.sessions.inputs import Batch
 from mtrain.device import copy_to_host_async, resolve_device
+from mtrain.graph_capture import CaptureError, GraphPool
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.reproducible import reproducible
 from mtrain.model.incremental import DecodingTransformer
@@ -248,6 +249,26 @@ def test_a_run_uses_graphs(make_config):
     for _ in range(2):
         learner.step([batch.pinned()], batch.target_tokens, 0.0)
     assert isinstance(learner, GraphLearner) and learner.uses_graphs and learner.captures == 1
+
+
+def test_work_is_captured_after_other_work_could_not_be():
+    number, pool = torch.zeros(1, device="cuda"), GraphPool(torch.device("cuda"))
+
+    def wait() -> None:
+        number.add_(1)
+        number.tolist()
+
+    def add() -> None:
+        number.add_(2)
+
+    earlier = pool.capture(add)
+    with pytest.raises(CaptureError, match="captur"):
+        pool.capture(wait)
+    replays = [earlier, pool.capture(add)]
+    number.zero_()
+    for replay in replays:
+        replay()
+    assert number.tolist() == [4]
 
 
 def test_batches_are_in_pinned_memory(make_config):

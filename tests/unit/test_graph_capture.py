@@ -4,6 +4,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +27,17 @@ class FakeCuda:
         self.capturing, self.failing_ends, self.events = False, 0, list[str]()
         self.captures, self.preparations = 0, 0
         self.uses = 1  # of each pool
+        self.numbers, self.recording = count(1), set[Any]()  # of pools; those of failed captures
 
     @contextmanager
     def graph(self, graph: Any, pool: Any = None, **_: Any) -> Iterator[None]:
         """As the real one, the end raises another error after one in the capture. A failed capture continues
-        to use its pool."""
+        to use its pool, and to record for it, which rules out another capture."""
         assert not gc.isenabled()
+        if pool in self.recording:
+            raise RuntimeError("already recording")
         self.capturing = True
+        self.recording.add(pool)
         self.uses += pool is not None
         try:
             yield
@@ -45,6 +50,7 @@ class FakeCuda:
             raise INVALIDATED
         self.captures += 1
         self.uses -= pool is not None
+        self.recording.discard(pool)
 
     def release(self, device: int, pool: Any) -> None:
         """One use less of a pool."""
@@ -70,7 +76,7 @@ class FakeCuda:
             "Stream": lambda device: stream,
             "current_stream": lambda *_: stream,
             "current_device": lambda: 0,
-            "MemPool": lambda: SimpleNamespace(id=(0, 1), use_count=lambda: self.uses),
+            "MemPool": lambda: SimpleNamespace(id=(0, next(self.numbers)), use_count=lambda: self.uses),
             "use_mem_pool": lambda pool: nullcontext(),
             "synchronize": lambda *_: self.events.append("synchronize"),
             "empty_cache": self.empty_cache,
@@ -136,7 +142,7 @@ def test_a_failed_capture_leaves_nothing_behind(cuda):
         if cuda.capturing:
             raise RuntimeError("not supported")
 
-    with pytest.raises(CaptureError):
+    with pytest.raises(CaptureError, match=r"^RuntimeError: not supported$"):
         GraphPool(CUDA).capture(work)
     assert cuda.uses == 1 and cuda.captures == 2 and cuda.events[-1] == "reset"
 

@@ -11,14 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS, _COLUMNS = 32, 128  # of a tile: 8 KiB in 16 bits
-_PARTS = 128  # of the tokens: enough programs for any GPU, also if there are only 512 features
+_TOKENS, _PARTS = 128, 128  # of a part at least; at most so many parts, enough for any GPU with 512 features
 
 
 def sum_over_tokens(x: Tensor) -> Tensor:
     """The sum of x (P, F) over its tokens, in fp32: (F)."""
     tokens, features = x.shape
-    sums = torch.empty(_PARTS, features, dtype=torch.float32, device=x.device)
-    grid = triton.cdiv(features, _COLUMNS), _PARTS
+    parts = max(1, min(_PARTS, tokens // _TOKENS))
+    sums = torch.empty(parts, features, dtype=torch.float32, device=x.device)
+    grid = triton.cdiv(features, _COLUMNS), parts
     sum_kernel[grid](x, sums, tokens, features, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4)
     return sums.sum(0)
 

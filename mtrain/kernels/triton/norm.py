@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _ELEMENTS = 2048  # of a tile
-_PROGRAMS = 512  # of the backward pass: each adds up the gradients of gain and bias for its tokens
+# Of the backward pass: each program adds up the gradients of gain and bias for some tiles.
+_TILES, _PROGRAMS = 8, 512  # at least; at most
 
 
 def norm_branch(
@@ -44,8 +45,8 @@ class _NormBranch(torch.autograd.Function):
         x, gain = ctx.saved_tensors
         total = torch.empty_like(x)
         sizes, tiles = _sizes(x)
-        programs = min(tiles, _PROGRAMS)
-        sums = gain.new_zeros(2, max(1, programs), x.size(1))  # of the gradients of gain and bias
+        programs = min(triton.cdiv(tiles, _TILES), _PROGRAMS)
+        sums = gain.new_empty(2, programs, x.size(1))  # of the gradients of gain and bias
         if programs:
             tensors = x, gain, grad_normed.contiguous(), grad_x.contiguous(), total, sums
             norm_backward_kernel[(programs,)](*tensors, *x.shape, ctx.epsilon, **sizes)

@@ -1,5 +1,5 @@
-"""Devices without fp64 never compute in it, products of numbers in low precision are not rounded, and the types
-of products under autocast are known."""
+"""Devices without fp64 never compute in it, products of numbers in low precision are not rounded, and under
+autocast the types of products are known."""
 
 from typing import Any
 
