@@ -143,7 +143,7 @@ def measure_transformers(scale: Scale, preset: str) -> None:
     torch.manual_seed(1)
     model: Any = MarianMTModel(marian_config(config.model_dump(mode="json")))
     model = model.eval().to(scale.device, torch.bfloat16)
-    for beams in (1, 5):
-        job = _job(scale, config, 64, beams)
+    for batch, beams in ((64, 1), (64, 5), (512, 1), (512, 5)):
+        job = _job(scale, config, batch, beams)
         with torch.inference_mode():
             _print(f"Transformers' Marian {preset} decoding bf16", job, time_generation(job, model))

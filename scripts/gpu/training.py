@@ -131,6 +131,7 @@ def time_steps(
     """Take every step once, then again for `scale.seconds`, and print the speed."""
     slow = [round(seconds, 1) for seconds in map(_timed(take_step), steps) if seconds > SLOW]
     if scale.on_gpu:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(scale.device)
     meter = Meter(str(scale.device), 0.0, scale.seconds)
     meter.step(0, 0)  # waits for the device and starts the clock
@@ -139,7 +140,10 @@ def time_steps(
         of_host += timed(step)
         if meter.step(step.tokens, sum(batch.labels.numel() for batch in step.batches)):
             break
-    _print(name, meter.result(), of_host, _flops_per_token(config, steps))
+    result = meter.result()
+    if scale.on_gpu:  # with the memory of graphs, whose tensors do not count as allocated
+        result["peak_mib"] = torch.cuda.max_memory_reserved(scale.device) / 2**20
+    _print(name, result, of_host, _flops_per_token(config, steps))
     if slow:
         print(f"   seconds of the slow steps before it: {slow}", flush=True)
 

@@ -48,10 +48,13 @@ def test_every_part_is_started_and_a_failure_does_not_stop_the_others(tmp_path):
     python, calls = tmp_path / "python", tmp_path / "calls"
     python.write_text(STAND_IN)
     python.chmod(0o755)
-    variables = {"PYTHON": str(python), "CALLS": str(calls), "DEVICE": "cuda", "MULTI30K": "captions"}
+    captions = tmp_path / "captions"
+    captions.mkdir()
+    (captions / "train.en").write_text("A man sleeps.\n" * 50_000)
+    variables = {"PYTHON": str(python), "CALLS": str(calls), "DEVICE": "cuda", "MULTI30K": str(captions)}
     code, ended = check(tmp_path, **variables)
     assert code == 1 and ended.pop("resume") == "exit 1"
-    assert ended == dict.fromkeys({*ON_CPU, *COMPILED, "multi30k"} - {"resume"}, "exit 0")
+    assert ended == dict.fromkeys({*ON_CPU, *COMPILED, "multi30k", "translate-base"} - {"resume"}, "exit 0")
     parts = []
     for call in calls.read_text().splitlines():
         if "-m gpu --" in call:
