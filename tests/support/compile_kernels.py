@@ -121,7 +121,8 @@ def decode(capability: int) -> None:
             rows = torch.zeros(2 * beams, 4 * width, dtype=dtype)
             past = torch.zeros(2, beams, 8 * beams, dtype=torch.uint8) if beams > 1 else None
             attention(torch.cat([rows] * 3, dim=1), cache, past, position, to_self=True)
-            attention(rows, cache, None, torch.zeros(2, dtype=torch.int32), to_self=False)
+            memory, spans = torch.zeros(6, 2, 4, width, dtype=dtype), torch.zeros(2, 2, dtype=torch.int64)
+            attention(rows, memory, None, spans, to_self=False)
     zeros = torch.zeros(2, dtype=torch.int64)
     plain = Allowed(position, zeros, 3)
     ruled = Allowed(position, zeros, 3, torch.zeros(32_000, dtype=torch.bool), zeros[:, None])

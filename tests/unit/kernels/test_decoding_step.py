@@ -121,14 +121,16 @@ def test_a_beam_attends_to_its_own_past(place: Place, beams: int, width: int, po
 def test_rows_attend_to_the_tokens_of_their_source(place: Place, beams: int, width: int) -> None:
     lengths, heads = [3, 0, 40], 2
     queries = place.random(len(lengths), beams, heads, width)
-    memory = place.random(2, len(lengths), heads, 40, width, seed=2)
-    for sentence, length in enumerate(lengths):
-        memory[:, sentence, :, length:] = math.nan
+    firsts = [45, 5, 4]  # in any order; there are tokens between those of sentences, and the last one ends
+    memory = place.random(48, 2, heads, width, seed=2)
+    memory[[*range(4), 44]] = math.nan
     rows = queries.view(len(lengths) * beams, -1)
-    out = cross_attention(rows, memory, place.integers(lengths, torch.int32))
+    spans = place.integers([[first, length] for first, length in zip(firsts, lengths, strict=True)])
+    out = cross_attention(rows, memory, spans, 40)
     expected = torch.zeros_like(queries, dtype=torch.float64)
     for sentence, beam, head in product(range(len(lengths)), range(beams), range(heads)):
-        keys, values = memory[:, sentence, head, : lengths[sentence]].double()
+        span = slice(firsts[sentence], firsts[sentence] + lengths[sentence])
+        keys, values = memory[span, :, head].double().unbind(1)
         expected[sentence, beam, head] = attended(queries[sentence, beam, head].double(), keys, values)
     assert_close(out, expected.view(len(rows), -1))
 
