@@ -127,7 +127,12 @@ def best_tokens(logits: Tensor, allowed: Allowed) -> tuple[Tensor, Tensor]:
     `logits` (N, V), in fp32 or fp64, may be overwritten. Forbidding tokens does not change the probabilities
     of the others.
     """
-    log_probs, _, tokens = best_continuations(logits, logits.new_zeros(len(logits), 1), 1, allowed)
+    sizes = logits.dtype, logits.size(1)
+    best: tuple[Tensor, Tensor] | None = attempt("next_tokens.best_tokens", sizes, logits, *allowed)
+    if best is not None:
+        return best
+    log_normalizers = logsumexp(logits)
+    log_probs, _, tokens = beam_topk(allowed.mask_(logits), -log_normalizers, 1)
     return tokens[:, 0], log_probs[:, 0]
 
 
@@ -148,3 +153,30 @@ def best_continuations(
         return best
     log_normalizers = logsumexp(logits)
     return beam_topk(allowed.mask_(logits), live - log_normalizers.view_as(live), k)
+
+
+def append_tokens(
+    gained: Tensor,
+    chosen: Tensor,
+    last: Tensor,
+    tokens: Tensor,
+    log_probs: Tensor,
+    unfinished: Tensor,
+    limits: Tensor,
+    position: Tensor,
+    eos_id: int,
+) -> None:
+    """Append the chosen tokens (N) to all rows, and add the log-probabilities `gained` (N) to those (B, K) of
+    the unfinished ones, in place.
+
+    The tokens become `last` (B, K), and those at `position` (1) of `tokens` (B, K, T). Rows that end with EOS
+    or reach the maximum length `limits` (B) are no longer `unfinished` (B, K).
+    """
+    state = last, tokens, log_probs, unfinished, limits, position
+    sizes = gained.dtype, log_probs.dtype
+    if attempt("next_tokens.append_tokens", sizes, gained, chosen, *state, eos_id) is not None:
+        return
+    last.copy_(chosen.view_as(last))
+    tokens.index_copy_(2, position, last[:, :, None])
+    log_probs.add_(gained.view_as(last).masked_fill(~unfinished, 0))
+    unfinished.logical_and_((last != eos_id) & (position + 1 < limits)[:, None])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mtrain.kernels.decoding_step import (
     Allowed,
     add_norm,
+    append_tokens,
     best_continuations,
     best_tokens,
     cross_attention,
@@ -182,6 +183,27 @@ def test_the_best_continuations_obey_constraints_that_do_not_change_probabilitie
         tokens, log_probs = best_tokens(logits.clone(), allowed)
         assert torch.equal(tokens, found[2][:, 0])
         torch.testing.assert_close(log_probs, found[0][:, 0] - live[:, 0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("beams", [1, 90])
+def test_tokens_are_appended_to_all_rows_and_probabilities_to_unfinished_ones(
+    place: Place, beams: int
+) -> None:
+    limits, position = [4, 3], 2
+    tokens = place.integers([[7] * 5 * beams] * 2).view(2, beams, 5)
+    chosen = place.random(2 * beams) > 0
+    chosen, unfinished = torch.where(chosen, 3, 6), place.random(2, beams, seed=2) > 0  # 3: EOS
+    log_probs, gained = place.random(2, beams, seed=3), place.random(2 * beams, seed=4)
+    gained[~unfinished.flatten()] = math.nan
+    expected = log_probs + torch.where(unfinished, gained.view(2, beams), 0)
+    going = unfinished & (chosen.view(2, beams) == 6) & (place.integers(limits) > 3)[:, None]
+    last = torch.zeros_like(tokens[:, :, 0])
+    state = last, tokens, log_probs, unfinished, place.integers(limits), place.integers([position])
+    append_tokens(gained, chosen, *state, eos_id=3)
+    assert torch.equal(last.flatten(), chosen)
+    assert torch.equal(tokens[:, :, position], last)
+    assert (tokens[:, :, [0, 1, 3, 4]] == 7).all()
+    assert torch.equal(log_probs, expected) and torch.equal(unfinished, going)
 
 
 def unconstrained(place: Place) -> Allowed:

@@ -64,7 +64,7 @@ def of_source(beams: int) -> Callable[[Tensor], Tensor]:
         ("decoding.add_norm", lambda x: add_norm(x.clone(), x, nn.LayerNorm(12), torch.float32)),
         ("decoding.attention", lambda x: self_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
         ("decoding.attention", of_source(1)),
-        ("next_tokens.best_continuations", lambda x: best_tokens(x, Allowed(zeros(1), zeros(6), 3))[1]),
+        ("next_tokens.best_tokens", lambda x: best_tokens(x, Allowed(zeros(1), zeros(6), 3))[1]),
     ],
 )
 def test_operators_replace_a_kernel_that_does_not_run(
