@@ -5,7 +5,7 @@ tensor. Shapes do not depend on it, and nothing waits for the device. Where Trit
 the operators below, except in fp64.
 
 Symbols in shapes: B sentences, K beams, N = B*K rows, T positions in the buffers, S padded source length,
-H heads, D head width, E = H*D, P positions of prefixes, V vocabulary size, k results.
+P source tokens of all sentences, H heads, D head width, E = H*D, V vocabulary size, k results.
 """
 
 import math
@@ -64,20 +64,23 @@ def self_attention(projected: Tensor, cache: Tensor, past_keep: Tensor | None, p
     return _attend(parts[0], keys, values, allowed, slot < (position + 1) * beams)
 
 
-def cross_attention(queries: Tensor, memory: Tensor, source_lengths: Tensor) -> Tensor:
+def cross_attention(queries: Tensor, memory: Tensor, spans: Tensor, longest: int) -> Tensor:
     """Attention (N, E) of one position of each row, with `queries` (N, E), to the source.
 
-    `memory` (2, B, H, S, D) contains keys and values, of which each sentence has the first `source_lengths`
-    (B) int32. For a sentence of length 0, the result is 0.
+    `memory` (P, 2, H, D) contains keys and values of source tokens. `spans` (B, 2) int64 are the first token
+    and the number of tokens, up to `longest`, of each sentence. For a sentence without any, the result is 0.
     """
-    sizes = memory.dtype, memory.shape, len(queries)
-    out: Tensor | None = attempt("decoding.attention", sizes, queries, memory, None, source_lengths, False)
+    sizes = memory.dtype, memory.shape, len(queries), len(spans)
+    out: Tensor | None = attempt("decoding.attention", sizes, queries, memory, None, spans, False)
     if out is not None:
         return out
-    sentences, heads, longest, width = memory.shape[1:]
-    by_head = queries.view(sentences, -1, heads, width).transpose(1, 2)  # (B, H, K, D)
-    given = torch.arange(longest, device=memory.device) < source_lengths[:, None]  # (B, S)
-    return _attend(by_head, memory[0], memory[1], given[:, None, None], given[:, None])
+    heads, width = memory.shape[2:]
+    by_head = queries.view(len(spans), -1, heads, width).transpose(1, 2)  # (B, H, K, D)
+    places = torch.arange(longest, device=memory.device)
+    given = places < spans[:, 1:]  # (B, S)
+    of_sentences = memory[(spans[:, :1] + places).clamp(max=len(memory) - 1)]  # (B, S, 2, H, D)
+    keys, values = of_sentences.permute(2, 0, 3, 1, 4)  # (B, H, S, D)
+    return _attend(by_head, keys, values, given[:, None, None], given[:, None])
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, allowed: Tensor, given: Tensor) -> Tensor:
@@ -99,7 +102,7 @@ class Allowed(NamedTuple):
     min_lengths: Tensor  # (B,) int64, EOS included
     eos_id: int
     forbidden: Tensor | None = None  # (V,) bool: tokens that are never generated
-    prefixes: Tensor | None = None  # (B, P) int64, the tokens of the first positions; negative: any token
+    prefixes: Tensor | None = None  # (B, X) int64, the tokens of the first positions; negative: any token
 
     def mask_(self, logits: Tensor) -> Tensor:
         """Set the logits (N, V) of all other tokens to -inf."""
@@ -124,7 +127,12 @@ def best_tokens(logits: Tensor, allowed: Allowed) -> tuple[Tensor, Tensor]:
     `logits` (N, V), in fp32 or fp64, may be overwritten. Forbidding tokens does not change the probabilities
     of the others.
     """
-    log_probs, _, tokens = best_continuations(logits, logits.new_zeros(len(logits), 1), 1, allowed)
+    sizes = logits.dtype, logits.size(1)
+    best: tuple[Tensor, Tensor] | None = attempt("next_tokens.best_tokens", sizes, logits, *allowed)
+    if best is not None:
+        return best
+    log_normalizers = logsumexp(logits)
+    log_probs, _, tokens = beam_topk(allowed.mask_(logits), -log_normalizers, 1)
     return tokens[:, 0], log_probs[:, 0]
 
 
@@ -145,3 +153,30 @@ def best_continuations(
         return best
     log_normalizers = logsumexp(logits)
     return beam_topk(allowed.mask_(logits), live - log_normalizers.view_as(live), k)
+
+
+def append_tokens(
+    gained: Tensor,
+    chosen: Tensor,
+    last: Tensor,
+    tokens: Tensor,
+    log_probs: Tensor,
+    unfinished: Tensor,
+    limits: Tensor,
+    position: Tensor,
+    eos_id: int,
+) -> None:
+    """Append the chosen tokens (N) to all rows, and add the log-probabilities `gained` (N) to those (B, K) of
+    the unfinished ones, in place.
+
+    The tokens become `last` (B, K), and those at `position` (1) of `tokens` (B, K, T). Rows that end with EOS
+    or reach the maximum length `limits` (B) are no longer `unfinished` (B, K).
+    """
+    state = last, tokens, log_probs, unfinished, limits, position
+    sizes = gained.dtype, log_probs.dtype
+    if attempt("next_tokens.append_tokens", sizes, gained, chosen, *state, eos_id) is not None:
+        return
+    last.copy_(chosen.view_as(last))
+    tokens.index_copy_(2, position, last[:, :, None])
+    log_probs.add_(gained.view_as(last).masked_fill(~unfinished, 0))
+    unfinished.logical_and_((last != eos_id) & (position + 1 < limits)[:, None])

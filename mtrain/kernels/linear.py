@@ -20,7 +20,8 @@ _MANY_ROWS = 32
 
 
 class PackedLinear:
-    """x W^T + b, computed with copies of a weight (out, in) and a bias (out) in `dtype`.
+    """x W^T + b, computed with copies of a weight (out, in) and a bias (out) in `dtype`. With `relu`, it is
+    relu(x W^T + b) of x (N, in).
 
     The first call makes the copies; later changes of the originals do not affect them. With `stays_low`,
     results stay in `dtype`, which makes the following operations faster, too; otherwise `linear` casts them
@@ -29,11 +30,19 @@ class PackedLinear:
     On a CPU the result for a row does not depend on the other rows, as long as there are at least four.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, stays_low: bool = False):
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        stays_low: bool = False,
+        relu: bool = False,
+    ):
         self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
         self.dtype = dtype
         self.stays_low = stays_low
+        self.relu = relu
         self._slices: dict[tuple[int, int | None], PackedLinear] = {}
 
     def slice(self, start: int, end: int | None) -> "PackedLinear":
@@ -44,14 +53,18 @@ class PackedLinear:
             self._slices[start, end] = part
         return self._slices[start, end]
 
+    def with_relu(self) -> "PackedLinear":
+        """The same map, followed by relu."""
+        return PackedLinear(self.weight, self.bias, self.dtype, self.stays_low, relu=True)
+
     @cached_property
     def _product(self) -> Callable[[Tensor], Tensor]:
         # If two threads compute this at the same time, the results are equal.
         bias = None if self.bias is None else self.bias.to(self.dtype)
-        return packed_linear(self.weight.to(self.dtype), bias)
+        return packed_linear(self.weight.to(self.dtype), bias, self.relu)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x W^T + b (.., out) in `dtype`."""
+        """x W^T + b, or its relu, (.., out) in `dtype`."""
         return self._product(x)
 
 
@@ -97,12 +110,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedLinear 
     return packed(x) if packed.stays_low else packed(x).to(x.dtype)
 
 
-def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The function of x (.., in) that computes x W^T + b in the type of the weight.
+def packed_linear(weight: Tensor, bias: Tensor | None, relu: bool = False) -> Callable[[Tensor], Tensor]:
+    """The function of x (.., in) that computes x W^T + b in the type of the weight. With `relu`, it
+    computes relu(x W^T + b) of x (N, in), in one kernel.
 
     On a CPU, the weight would be reordered for each product, which takes half of the time if x has few rows.
-    It is therefore reordered once, by the operations that torch.compile uses. If PyTorch lacks them or they
-    fail, this is `torch.nn.functional.linear`.
+    It is therefore reordered once, by the operations that torch.compile uses. If PyTorch lacks operations
+    that this function needs, or they fail, it uses `torch.nn.functional.linear`.
     """
     has_bf16 = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
     reorder = undocumented("ops.mkldnn._reorder_linear_weight")
@@ -111,7 +125,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
     if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32) and available:
 
         def product(x: Tensor) -> Tensor:
-            out: Tensor = linear_pointwise(x, packed, bias, "none", [], "")
+            out: Tensor = linear_pointwise(x, packed, bias, "relu" if relu else "none", [], "")
             return out
 
         try:
@@ -121,7 +135,12 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
                 return lambda x: _with_padded_rows(product, x, weight.dtype)
         except (TypeError, RuntimeError):  # this version of PyTorch has changed the arguments
             pass
-    return lambda x: F.linear(x.to(weight.dtype), weight, bias)
+    if not relu:
+        return lambda x: F.linear(x.to(weight.dtype), weight, bias)
+    fused = undocumented("_addmm_activation")
+    if weight.device.type == "cuda" and bias is not None and fused is not None:
+        return lambda x: fused(bias, x.to(weight.dtype), weight.t())
+    return lambda x: F.linear(x.to(weight.dtype), weight, bias).relu_()
 
 
 def _with_padded_rows(product: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.kernels import attention as kernels
@@ -241,11 +242,16 @@ class PackedFeedForward(FeedForward):
         self.gated, self.activation = original.gated, original.activation
         self.inner, self.outer = original.inner, original.outer
         self.dropout = original.dropout
+        self.relu = self.activation is F.relu
+        if self.relu:
+            assert isinstance(self.inner, PackedMap)
+            self.inner = PackedMap(self.inner, self.inner.packed.with_relu())
 
     def forward(self, x: Tensor) -> Tensor:
         assert isinstance(self.inner, PackedMap)
         assert isinstance(self.outer, PackedMap)
-        return self.outer.packed(self.activate(self.inner.packed(x))).to(x.dtype)
+        h = self.inner.packed(x)
+        return self.outer.packed(h if self.relu else self.activate(h)).to(x.dtype)
 
 
 def reduce_call_overhead(model: nn.Module) -> None:

@@ -1,5 +1,5 @@
 """Decoding one position at a time in buffers of fixed shapes, as CUDA graphs require. Symbols in shapes: see
-`mtrain.model`; T is the number of positions in the buffers.
+`mtrain.model`; T is the number of positions in the buffers, P the number of source tokens of a batch.
 
 It computes the same as `mtrain.model.incremental`. The position is in a tensor, keys and values that no beam
 needs any more are not removed, and the kernels come from `mtrain.kernels.decoding_step`.
@@ -10,47 +10,51 @@ from torch import Tensor, nn
 
 from mtrain.kernels.decoding_step import add_norm, cross_attention, self_attention
 from mtrain.kernels.precision import product_fp32
-from mtrain.kernels.sequences import Padded
-from mtrain.model.incremental import DecodingTransformer, memory_keys_and_values
-from mtrain.model.transformer import DecoderLayer, MultiHeadAttention, Residual, rotate
+from mtrain.kernels.sequences import Packed, Padded
+from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.transformer import DecoderLayer, EncoderLayer, MultiHeadAttention, Residual, rotate
 
 
 class StaticDecoder:
-    """Keys and values for B sentences with S source tokens and K rows each, in T positions, and the steps
-    that use them.
+    """Keys and values for B sentences with up to S source tokens and K rows each, in T positions, and the
+    steps that use them.
 
-    `caches` (2, B, H, T*K, D) of each layer are of the target tokens so far, `memories` (2, B, H, S, D) of
-    the encoder output. A step may be of the first sentences only.
+    `caches` (2, B, H, T*K, D) of each layer are of the target tokens so far, `memories` (B*S, 2, H, D) of the
+    encoder output, token after token. A step may be of the first sentences only.
     """
 
     def __init__(
         self, model: DecodingTransformer, sentences: int, beams: int, source_length: int, positions: int
     ):
-        self.model, self.beams = model, beams
+        self.model, self.beams, self.source_length = model, beams, source_length
         heads, packed, like = model.config.heads, model.packed, model.low_weight
-        width = model.config.d_model // heads
-        self.caches, self.memories = (
-            [like.new_zeros(2, sentences, heads, length, width) for _ in packed.decoder]
-            for length in (positions * beams, source_length)
-        )
+        width, layers = model.config.d_model // heads, range(len(packed.decoder))
+        self.caches = [like.new_zeros(2, sentences, heads, positions * beams, width) for _ in layers]
+        self.memories = [like.new_zeros(sentences * source_length, 2, heads, width) for _ in layers]
+        # Kept because graphs read them: a longer source may replace the table of the model.
+        self.source_table = packed.embed.positions(0, source_length, packed.learned_positions)
         self.target_table = packed.embed.positions(0, positions, packed.learned_target_positions)
 
-    def encode(self, source: Tensor, source_lengths: Tensor) -> None:
-        """Store keys and values of the encoder output, for source ids (B, S) and their numbers (B)."""
-        keep = torch.arange(source.size(1), device=source.device) < source_lengths[:, None]
-        packed, memory = self.model.packed, self.model.encode(source, keep)
-        # Kept because a graph reads it: a longer source may replace the table of the model.
-        self.source_table = packed.embed.positions(0, source.size(1), packed.learned_positions)
-        for layer, stored in zip(packed.decoder, self.memories, strict=True):
+    def encode(self, ids: Tensor, sources: Packed) -> None:
+        """Store keys and values of the encoder output, for the ids (P) of source tokens."""
+        model, dtype = self.model.packed, self.model.low_weight.dtype
+        x = model.embed(ids, sources, model.source_embedding, self.source_table)
+        stream = _ResidualStream(x, dtype)
+        for layer in model.encoder:
+            assert isinstance(layer, EncoderLayer)
+            h = layer.self_attention(stream.before(layer.self_attention_residual), sources)
+            stream.after(layer.self_attention_residual, h)
+            h = layer.feed_forward(stream.before(layer.feed_forward_residual))
+            stream.after(layer.feed_forward_residual, h)
+        memory = stream.normalized(model.encoder_norm)
+        for layer, stored in zip(model.decoder, self.memories, strict=True):
             assert isinstance(layer, DecoderLayer)
-            for part, new in zip(stored, memory_keys_and_values(layer.cross_attention, memory), strict=True):
-                part.copy_(new)
+            projected = layer.cross_attention.query_key_value.slice(memory, memory.size(1))  # (P, 2E)
+            stored.flatten(1)[: len(ids)].copy_(projected)
 
-    def decode_next(
-        self, last: Tensor, past_keep: Tensor | None, position: Tensor, source_lengths: Tensor
-    ) -> Tensor:
+    def decode_next(self, last: Tensor, past_keep: Tensor | None, position: Tensor, spans: Tensor) -> Tensor:
         """Logits (N, V) of the tokens that follow `last` (B', K) in the first B' sentences, in fp32 or fp64.
-        `source_lengths` (B') are int32; for the rest see `self_attention`."""
+        For `spans` (B', 2) of sources see `cross_attention`, for the rest `self_attention`."""
         model, sentences = self.model.packed, len(last)
         embedding = model.target_embedding or model.source_embedding
         table = self.target_table
@@ -68,7 +72,7 @@ class StaticDecoder:
             attention = layer.cross_attention
             h = stream.before(layer.cross_attention_residual)
             h = attention.query_key_value.slice(h, 0, h.size(-1))
-            h = cross_attention(h, memory[:, :sentences], source_lengths)
+            h = cross_attention(h, memory, spans, self.source_length)
             stream.after(layer.cross_attention_residual, attention.output.forward(h))
             h = layer.feed_forward(stream.before(layer.feed_forward_residual))
             stream.after(layer.feed_forward_residual, h)
@@ -78,14 +82,13 @@ class StaticDecoder:
 
     def move(self, sentences: Tensor, positions: int) -> None:
         """Let the given sentences (B') be the first ones, after some positions."""
-        for buffers, length in ((self.caches, positions * self.beams), (self.memories, None)):
-            for buffer in buffers:
-                used = buffer[:, :, :, :length]
-                used[:, : len(sentences)] = used[:, sentences]
+        for cache in self.caches:
+            used = cache[:, :, :, : positions * self.beams]
+            used[:, : len(sentences)] = used[:, sentences]
 
 
 class _ResidualStream:
-    """The residual stream x (N, E) of a step, changed in place: `Residual` for `add_norm`."""
+    """The residual stream x (N or P, E), changed in place: `Residual` for `add_norm`."""
 
     def __init__(self, x: Tensor, dtype: torch.dtype):
         self.x, self.dtype = x, dtype

@@ -26,7 +26,7 @@ from mtrain.kernels.triton.cross_entropy import fused_cross_entropy
 from mtrain.kernels.triton.decoding import add_norm, attention
 from mtrain.kernels.triton.dropout import hashed_dropout
 from mtrain.kernels.triton.mixed_linear import sum_over_tokens
-from mtrain.kernels.triton.next_tokens import best_continuations
+from mtrain.kernels.triton.next_tokens import append_tokens, best_continuations, best_tokens
 from mtrain.kernels.triton.norm import norm_branch
 from mtrain.kernels.triton.tiles import TILES, suits_short_attention
 
@@ -128,12 +128,17 @@ def decode(capability: int) -> None:
             rows = torch.zeros(2 * beams, 4 * width, dtype=dtype)
             past = torch.zeros(2, beams, 8 * beams, dtype=torch.uint8) if beams > 1 else None
             attention(torch.cat([rows] * 3, dim=1), cache, past, position, to_self=True)
-            attention(rows, cache, None, torch.zeros(2, dtype=torch.int32), to_self=False)
+            memory, spans = torch.zeros(6, 2, 4, width, dtype=dtype), torch.zeros(2, 2, dtype=torch.int64)
+            attention(rows, memory, None, spans, to_self=False)
     zeros = torch.zeros(2, dtype=torch.int64)
     plain = Allowed(position, zeros, 3)
     ruled = Allowed(position, zeros, 3, torch.zeros(32_000, dtype=torch.bool), zeros[:, None])
     for vocabulary, beams, allowed in ((32_000, 5, ruled), (250_000, 1, plain), (8_003, 64, plain)):
-        best_continuations(torch.zeros(2 * beams, vocabulary), torch.zeros(2, beams), 2 * beams, *allowed)
+        logits, tokens = torch.zeros(2 * beams, vocabulary), torch.zeros(2, beams, 8, dtype=torch.int64)
+        best_continuations(logits, torch.zeros(2, beams), 2 * beams, *allowed)
+        chosen, gained = best_tokens(logits, *allowed)
+        state = tokens[:, :, 0], tokens, torch.zeros(2, beams), torch.ones(2, beams, dtype=torch.bool)
+        append_tokens(gained, chosen, *state, zeros, position, 3)
 
 
 if __name__ == "__main__":

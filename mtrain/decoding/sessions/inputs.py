@@ -11,6 +11,8 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search.constraints import FREE, minimum_lengths
 from mtrain.decoding.search.sample import noise_keys
+from mtrain.kernels.sequences import Packed
+from mtrain.tokenizer.rows import Rows as PackedRows
 
 Rows = Sequence[Sequence[int]]
 Keys = Sequence[tuple[int, ...]]
@@ -38,37 +40,41 @@ class Batch(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """A batch as views of one buffer of integers, which is copied to the device at once. Sentences that fill
-    the buffer up have a source of one token and no positions."""
+    """What is known of each sentence, as views of one buffer of integers, which is copied to the device at
+    once. Sentences that fill the buffer up have neither source tokens nor positions."""
 
-    sources: Tensor  # (B, S)
-    source_lengths: Tensor  # (B)
+    spans: Tensor  # (B, 2) the first source token, of all that follow one another, and the number of tokens
     limits: Tensor  # (B) maximum lengths; 0: no sentence
     min_lengths: Tensor  # (B)
     prefixes: Tensor  # (B, T) the tokens that translations begin with, then FREE; (B, 0) without any
     noise: Tensor  # (B, K, T) of `noise_keys`; (B, K, 0) without samples
 
     @classmethod
-    def of(cls, shape: Shape, device: torch.device, pinned: bool = False) -> tuple[Tensor, Self]:
-        """A new int64 buffer for a shape, filled with zeros, and the inputs as views of it."""
+    def of(cls, shape: Shape, device: torch.device, pinned: bool = False) -> tuple[Tensor, Tensor, Self]:
+        """A new int64 buffer for a shape, filled with zeros, and views of it: the source ids (B*S) of all
+        sentences, and the inputs."""
         sentences, beams, source, positions, prefixed, sampled = shape
-        parts = [(sentences, source), *[(sentences,)] * 3]
+        parts = [(sentences * source,), (sentences, 2), (sentences,), (sentences,)]
         parts += [(sentences, positions * prefixed), (sentences, beams, positions * sampled)]
         sizes = [math.prod(part) for part in parts]
         buffer = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
         views = zip(torch.split(buffer, sizes), parts, strict=True)
-        return buffer, cls(*(view.view(part) for view, part in views))
+        sources, *inputs = (view.view(part) for view, part in views)
+        return buffer, sources, cls(*inputs)
 
-    def fill(self, batch: Batch, limits: Tensor, eos_id: int) -> None:
-        """Store a batch, whose translations have these maximum lengths."""
+    def fill(self, sources: Tensor, batch: Batch, limits: Tensor) -> int:
+        """Store a batch, whose translations have these maximum lengths; its source ids in `sources` (B*S).
+        Returns their number."""
         count, config = len(batch.rows), batch.config
-        self.sources.fill_(eos_id)
-        self.sources[:count] = padded(batch.rows, eos_id, limits.device, self.sources.size(1))[0]
-        self.source_lengths.fill_(1)
-        self.source_lengths[:count] = torch.tensor([len(row) for row in batch.rows])
+        ids, lengths = map(torch.from_numpy, PackedRows.from_lists(batch.rows))
+        sources[: len(ids)] = ids
+        firsts, counts = self.spans.unbind(1)
+        counts.zero_()
+        counts[:count] = lengths
+        firsts.copy_(counts.cumsum(0) - counts)
         self.limits.zero_()
         self.limits[:count] = limits
-        self.min_lengths[:count] = minimum_lengths(self.source_lengths[:count].double(), config)
+        self.min_lengths[:count] = minimum_lengths(lengths.double(), config)
         if positions := self.prefixes.size(1):
             assert batch.prefixes is not None
             self.prefixes.fill_(FREE)
@@ -76,3 +82,15 @@ class Inputs(NamedTuple):
         if config.samples is not None:
             noise = noise_keys(config.seed, batch.keys, config.samples, int(limits.max()))
             self.noise[:count, :, : noise.size(2)] = noise
+        return len(ids)
+
+    def sources(self, tokens: int, longest: int) -> Packed:
+        """The sentences as sequences of up to `longest` source tokens. If `tokens` are more than they have,
+        the surplus, up to `longest` or a third of all, forms further sequences."""
+        firsts, counts = self.spans.unbind(1)
+        surplus = torch.arange(tokens // (3 * longest) + 2, device=firsts.device)
+        ends = (firsts[-1:] + counts[-1:] + longest * surplus).clamp(max=tokens)
+        starts = torch.cat([firsts, ends]).int()
+        place = torch.arange(tokens, dtype=torch.int32, device=starts.device)
+        place -= starts[torch.searchsorted(starts, place, right=True) - 1]
+        return Packed(starts, place, longest)

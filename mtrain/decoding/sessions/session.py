@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,11 +21,15 @@ from mtrain.model.incremental import Models
 from mtrain.model.static_decoder import StaticDecoder
 
 _warn_once = cache(logging.getLogger(__name__).warning)
+Part = Literal["prologue", "step"]
 
 LOOK_EVERY = 5  # steps between looks at which sentences are finished: each waits for a copy of one step ago
 # Rows of a step times the width of the model. In larger steps, the GPU computes longer than the host needs to
 # start the operations: from about 3,000 rows of a model of width 512 on (estimated).
 MAX_STATES_OF_GRAPH = 3 * 2**19
+# Source tokens times the width of the model. With more, the GPU computes for about as long as the host needs
+# to start the operations (estimated), and a graph would compute surplus tokens.
+MAX_STATES_OF_ENCODER_GRAPH = 2**23
 
 
 def bucket(number: int, least: int = 1) -> int:
@@ -39,8 +43,10 @@ class Session:
 
     The prologue encodes the sources and resets the state; a step computes one position of all rows. Both run
     without graphs for the first batch, and are captured in `pool` at the start of the next one, unless a step
-    is larger than MAX_STATES_OF_GRAPH. When half of the sentences are finished, the others are moved to the
-    beginning of the buffers, and further steps compute only these, if there are at least `shrink_from` rows.
+    is larger than MAX_STATES_OF_GRAPH. Sources are not padded: there is a prologue for each rounded number of
+    tokens, and none of more than MAX_STATES_OF_ENCODER_GRAPH is captured. When half of the sentences are
+    finished, the others are moved to the beginning of the buffers, and further steps compute only these, if
+    there are at least `shrink_from` rows.
     """
 
     def __init__(
@@ -51,20 +57,20 @@ class Session:
         self.shrink_from = shrink_from
         states = shape.sentences * shape.beams * model_config.d_model
         self.pool = pool if states <= MAX_STATES_OF_GRAPH else None
-        self._host, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned=device.type == "cuda")
-        self._buffer, self.inputs = Inputs.of(shape, device)
+        pinned = device.type == "cuda"
+        self._host, self._host_sources, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned)
+        self._buffer, self.sources, self.inputs = Inputs.of(shape, device)
         sizes = (shape.sentences, shape.beams, shape.source, shape.positions)
         self.decoders = [StaticDecoder(model, *sizes) for model in models]
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        self.source_lengths = torch.ones(shape.sentences, dtype=torch.int32, device=device)
         kind: type[Greedy | Beam] = Beam if config.samples is None and config.beam_size > 1 else Greedy
         dtype = torch.promote_types(models[0].weight.dtype, torch.float32)
         self.state = kind.empty(shape, device, dtype)
         tokens = torch.zeros(model_config.target_vocab_size, dtype=torch.bool)
         forbidden = tokens.index_fill(0, torch.tensor(config.forbidden_ids, dtype=torch.int64), True)
         self.forbidden = forbidden.to(device) if config.forbidden_ids else None
-        self._work: dict[int, Work] = {}  # that was run, by the argument of `_run`
-        self._captured: set[int] = set()
+        self._work: dict[tuple[Part, int], Work] = {}  # that was run, by the arguments of `_run`
+        self._captured: set[tuple[Part, int]] = set()
 
     @property
     def bytes(self) -> int:
@@ -76,15 +82,15 @@ class Session:
         """The best hypotheses of each sentence. `limits` are the maximum lengths of the translations, on the
         host."""
         self._capture()
-        self._host_inputs.fill(batch, limits, self.model_config.eos_id)
+        tokens = self._host_inputs.fill(self._host_sources, batch, limits)
         self._buffer.copy_(self._host, non_blocking=True)
-        self._run(0)
+        self._start(tokens)
         steps, sentences = int(limits.max()), self.shape.sentences
         order = torch.arange(len(batch.rows))  # the sentences of the batch in the order of the buffers
         ended: list[tuple[Tensor, Tensor]] = []  # results of sentences; later ones replace earlier ones
         look: Callable[[], list[float]] | None = None
         for step in range(steps):
-            self._run(sentences)
+            self._run("step", sentences)
             if look is not None:
                 going = (torch.tensor(look()[: len(order)]) == 0).nonzero()[:, 0]
                 look = None
@@ -101,23 +107,31 @@ class Session:
         columns = self._collected(ended, self.state.columns(steps, batch.n_best))
         return self.state.hypotheses(columns, limits, self.config, self.model_config.eos_id)
 
-    def _run(self, sentences: int) -> None:
-        """A step of the first sentences; the prologue for none."""
-        if sentences not in self._work:
-            self._work[sentences] = self._make_step(sentences) if sentences else self._make_prologue()
-        self._work[sentences]()
+    def _start(self, tokens: int) -> None:
+        """Run the prologue for a number of source tokens, which a graph has as a rounded one."""
+        if self.pool is None or tokens * self.model_config.d_model > MAX_STATES_OF_ENCODER_GRAPH:
+            self._make_prologue(tokens)()
+        else:
+            self._run("prologue", min(bucket(tokens, self.shape.source), len(self.sources)))
+
+    def _run(self, part: Part, size: int) -> None:
+        """The prologue for a number of source tokens, or a step of the first sentences."""
+        if (part, size) not in self._work:
+            make = self._make_step if part == "step" else self._make_prologue
+            self._work[part, size] = make(size)
+        self._work[part, size]()
 
     # The work that the next two functions return does not refer to `self`, which would be a cycle: memory is
     # freed at once.
 
-    def _make_prologue(self) -> Work:
+    def _make_prologue(self, tokens: int) -> Work:
         decoders, inputs, state, bos_id = self.decoders, self.inputs, self.state, self.model_config.bos_id
-        lengths, position = self.source_lengths, self.position
+        ids, longest, position = self.sources[:tokens], self.shape.source, self.position
 
         def work() -> None:
+            sources = inputs.sources(tokens, longest)
             for decoder in decoders:
-                decoder.encode(inputs.sources, inputs.source_lengths)
-            lengths.copy_(inputs.source_lengths)
+                decoder.encode(ids, sources)
             position.zero_()
             state.reset(inputs, bos_id)
 
@@ -126,14 +140,12 @@ class Session:
     def _make_step(self, sentences: int) -> Work:
         decoders, position, config = self.decoders, self.position, self.config
         inputs, state = _first(self.inputs, sentences), _first(self.state, sentences)
-        lengths = self.source_lengths[:sentences]
         prefixes = inputs.prefixes if self.shape.prefixed else None
         allowed = Allowed(position, inputs.min_lengths, self.model_config.eos_id, self.forbidden, prefixes)
 
         def work() -> None:
-            logits = [
-                decoder.decode_next(state.last, state.past_keep, position, lengths) for decoder in decoders
-            ]
+            arguments = state.last, state.past_keep, position, inputs.spans
+            logits = [decoder.decode_next(*arguments) for decoder in decoders]
             state.step(average_probabilities(logits), inputs, allowed, config)
             position.add_(1)
 
@@ -143,6 +155,7 @@ class Session:
         """Capture the work that was run. Its warm-ups change the state, which the prologue resets."""
         if self.pool is None or not (new := self._work.keys() - self._captured):
             return
+        self._buffer.copy_(self._host, non_blocking=True)  # of the last batch, before sentences were moved
         try:
             with self.pool.prepared():
                 for key in new:
@@ -162,7 +175,7 @@ class Session:
         index = index.to(device, non_blocking=True)
         for decoder in self.decoders:
             decoder.move(index, positions)
-        for x in _tensors((self.inputs, self.state, self.source_lengths)):
+        for x in _tensors((self.inputs, self.state)):
             x[:sentences] = x[index]
 
     def _results(self, sentences: int, steps: int, n_best: int | None) -> Tensor:

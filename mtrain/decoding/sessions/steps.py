@@ -16,7 +16,7 @@ from mtrain.decoding.search.constraints import force_eos_, normalizers_of_allowe
 from mtrain.decoding.search.sample import draw
 from mtrain.decoding.search.search import ranked_hypotheses
 from mtrain.decoding.sessions.inputs import Inputs, Shape
-from mtrain.kernels.decoding_step import Allowed, best_continuations, best_tokens
+from mtrain.kernels.decoding_step import Allowed, append_tokens, best_continuations, best_tokens
 from mtrain.kernels.topk import beam_topk, logsumexp
 
 
@@ -56,14 +56,10 @@ class Greedy(NamedTuple):
             else:
                 noise = inputs.noise.index_select(2, allowed.position).flatten().int()
                 chosen = draw(logits, noise, config)
-            gained = logits.gather(1, chosen[:, None]) - log_normalizers
-        chosen = chosen.view_as(self.last)
-        self.log_probs.add_(gained.view_as(self.last).masked_fill(~self.unfinished, 0))
+            gained = (logits.gather(1, chosen[:, None]) - log_normalizers)[:, 0]
+        state = self.last, self.tokens, self.log_probs, self.unfinished
+        append_tokens(gained, chosen, *state, inputs.limits, allowed.position, allowed.eos_id)
         _make_prefix_certain_(self.log_probs, allowed)
-        self.tokens.index_copy_(2, allowed.position, chosen[:, :, None])
-        below_limit = allowed.position + 1 < inputs.limits
-        self.unfinished.logical_and_((chosen != allowed.eos_id) & below_limit[:, None])
-        self.last.copy_(chosen)
 
     def done(self) -> Tensor:
         """(B,) bool: whether each sentence is finished."""

@@ -1,7 +1,8 @@
 """Triton kernels of a decoding step: layer norm and attention.
 
 `mtrain.kernels.decoding_step` describes arguments, results and symbols. Tensors are contiguous and on the
-current device, but keys and values may be of the first sentences in a larger tensor. Sums are in fp32.
+current device, but keys and values of targets may be of the first sentences in a larger tensor. Sums are in
+fp32.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -45,23 +46,23 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.LayerNorm, dtype: torch.dtype
 
 @triton.jit
 def attention_kernel(
-    projected, cache, past_keep, counts, out, slots, values_offset, scale, SELF: tl.constexpr,
+    projected, cache, past_keep, counts, out, heads, slots, values_offset, scale, SELF: tl.constexpr,
     BEAMS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A program for ROWS beams of a sentence in one head: self-attention if SELF, otherwise attention to the
-    source. `counts` is the position if SELF, otherwise the number of keys of each sentence.
+    source. `counts` is the position if SELF, otherwise the first key and the number of keys of each sentence.
 
     Padding is not read, nor are slots of this position, where programs store keys and values meanwhile.
     """
-    sentence = tl.program_id(0).to(tl.int64)
-    head, heads = tl.program_id(1), tl.num_programs(1)
-    beams = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    # Heads come first: programs that run at the same time read neighboring keys of a source.
+    sentence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    beams = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     inside = (beams < BEAMS)[:, None] & (columns < WIDTH)[None, :]
     rows = (sentence * BEAMS + beams)[:, None] * heads
-    keys = cache + (sentence * heads + head) * slots * WIDTH
-    values = keys + values_offset
     if SELF:
+        keys, stride = cache + (sentence * heads + head) * slots * WIDTH, WIDTH
+        values = keys + values_offset
         count = tl.load(counts).to(tl.int32) * BEAMS  # of slots of earlier positions
         new = projected + (3 * rows + head) * WIDTH + columns[None, :]
         queries = tl.load(new, mask=inside, other=0.0)
@@ -74,7 +75,10 @@ def attention_kernel(
         total = tl.full((ROWS,), 1.0, tl.float32)
         attended = new_values.to(tl.float32)
     else:
-        count = tl.load(counts + sentence)
+        stride = 2 * heads * WIDTH
+        keys = cache + tl.load(counts + 2 * sentence) * stride + head * WIDTH
+        values = keys + values_offset
+        count = tl.load(counts + 2 * sentence + 1).to(tl.int32)
         queries = tl.load(projected + (rows + head) * WIDTH + columns[None, :], mask=inside, other=0.0)
         highest = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
@@ -82,7 +86,7 @@ def attention_kernel(
     for start in range(0, count, TILE):
         index = start + tl.arange(0, TILE)
         stored = index < count
-        place = index[:, None] * WIDTH + columns[None, :]
+        place = index[:, None] * stride + columns[None, :]
         there = stored[:, None] & (columns < WIDTH)[None, :]
         tile = tl.load(keys + place, mask=there, other=0.0)
         scores = tl.dot(queries, tl.trans(tile), input_precision="ieee") * scale
@@ -106,16 +110,19 @@ def attention(
     projected: Tensor, cache: Tensor, past_keep: Tensor | None, counts: Tensor, to_self: bool
 ) -> Tensor:
     """See `self_attention` and `cross_attention` of `mtrain.kernels.decoding_step`; `counts` is the position
-    or the lengths of the sources."""
-    _, sentences, heads, slots, width = cache.shape
+    or the spans of the sources."""
+    heads, width = cache.size(2), cache.size(-1)
+    sentences, slots, values_offset = len(counts), 0, cache.stride(1)
+    if to_self:
+        sentences, slots, values_offset = cache.size(1), cache.size(3), cache.stride(0)
     out = projected.new_empty(len(projected), heads * width)
     beams, columns = len(projected) // sentences, max(MIN_TILE, triton.next_power_of_2(width))
     rows = min(MAX_ROWS, max(MIN_TILE, triton.next_power_of_2(beams)))
     fits = TILE_BYTES // (columns * cache.element_size())  # keys
     tile, stages = min(64, max(MIN_TILE, fits)), 3 if fits >= MIN_TILE else 2
     sizes = {"BEAMS": beams, "ROWS": rows, "WIDTH": width, "COLUMNS": columns, "TILE": tile}
-    attention_kernel[(sentences, heads, triton.cdiv(beams, rows))](
-        projected, cache, past_keep, counts, out, slots, cache.stride(0), width**-0.5,
+    attention_kernel[(sentences * heads, triton.cdiv(beams, rows))](
+        projected, cache, past_keep, counts, out, heads, slots, values_offset, width**-0.5,
         SELF=to_self, **sizes, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out

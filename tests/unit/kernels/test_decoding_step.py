@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mtrain.kernels.decoding_step import (
     Allowed,
     add_norm,
+    append_tokens,
     best_continuations,
     best_tokens,
     cross_attention,
@@ -121,14 +122,16 @@ def test_a_beam_attends_to_its_own_past(place: Place, beams: int, width: int, po
 def test_rows_attend_to_the_tokens_of_their_source(place: Place, beams: int, width: int) -> None:
     lengths, heads = [3, 0, 40], 2
     queries = place.random(len(lengths), beams, heads, width)
-    memory = place.random(2, len(lengths), heads, 40, width, seed=2)
-    for sentence, length in enumerate(lengths):
-        memory[:, sentence, :, length:] = math.nan
+    firsts = [45, 5, 4]  # in any order; there are tokens between those of sentences, and the last one ends
+    memory = place.random(48, 2, heads, width, seed=2)
+    memory[[*range(4), 44]] = math.nan
     rows = queries.view(len(lengths) * beams, -1)
-    out = cross_attention(rows, memory, place.integers(lengths, torch.int32))
+    spans = place.integers([[first, length] for first, length in zip(firsts, lengths, strict=True)])
+    out = cross_attention(rows, memory, spans, 40)
     expected = torch.zeros_like(queries, dtype=torch.float64)
     for sentence, beam, head in product(range(len(lengths)), range(beams), range(heads)):
-        keys, values = memory[:, sentence, head, : lengths[sentence]].double()
+        span = slice(firsts[sentence], firsts[sentence] + lengths[sentence])
+        keys, values = memory[span, :, head].double().unbind(1)
         expected[sentence, beam, head] = attended(queries[sentence, beam, head].double(), keys, values)
     assert_close(out, expected.view(len(rows), -1))
 
@@ -180,6 +183,27 @@ def test_the_best_continuations_obey_constraints_that_do_not_change_probabilitie
         tokens, log_probs = best_tokens(logits.clone(), allowed)
         assert torch.equal(tokens, found[2][:, 0])
         torch.testing.assert_close(log_probs, found[0][:, 0] - live[:, 0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("beams", [1, 90])
+def test_tokens_are_appended_to_all_rows_and_probabilities_to_unfinished_ones(
+    place: Place, beams: int
+) -> None:
+    limits, position = [4, 3], 2
+    tokens = place.integers([[7] * 5 * beams] * 2).view(2, beams, 5)
+    chosen = place.random(2 * beams) > 0
+    chosen, unfinished = torch.where(chosen, 3, 6), place.random(2, beams, seed=2) > 0  # 3: EOS
+    log_probs, gained = place.random(2, beams, seed=3), place.random(2 * beams, seed=4)
+    gained[~unfinished.flatten()] = math.nan
+    expected = log_probs + torch.where(unfinished, gained.view(2, beams), 0)
+    going = unfinished & (chosen.view(2, beams) == 6) & (place.integers(limits) > 3)[:, None]
+    last = torch.zeros_like(tokens[:, :, 0])
+    state = last, tokens, log_probs, unfinished, place.integers(limits), place.integers([position])
+    append_tokens(gained, chosen, *state, eos_id=3)
+    assert torch.equal(last.flatten(), chosen)
+    assert torch.equal(tokens[:, :, position], last)
+    assert (tokens[:, :, [0, 1, 3, 4]] == 7).all()
+    assert torch.equal(log_probs, expected) and torch.equal(unfinished, going)
 
 
 def unconstrained(place: Place) -> Allowed:

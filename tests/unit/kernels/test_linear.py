@@ -67,6 +67,15 @@ def test_the_result_has_the_type_of_the_input_unless_it_stays_low() -> None:
     assert torch.equal(linear(x, weight, None, None), F.linear(x, weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@torch.inference_mode()
+def test_relu_changes_only_negative_results(layout: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    packed = PackedLinear(torch.randn(20, 24), torch.randn(20), dtype)
+    x = torch.randn(9, 24)
+    assert torch.equal(packed.with_relu()(x), packed(x).relu())
+
+
 @torch.inference_mode()
 def test_slices_of_a_layer_are_parts_of_its_output(layout: str) -> None:
     torch.manual_seed(1)

@@ -18,7 +18,7 @@ from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import search
 from mtrain.decoding.sessions import session as session_module
-from mtrain.decoding.sessions.inputs import Batch
+from mtrain.decoding.sessions.inputs import Batch, Inputs, Shape
 from mtrain.decoding.sessions.session import LOOK_EVERY, Session, bucket
 from mtrain.decoding.sessions.sessions import Sessions
 from mtrain.decoding.split import Part
@@ -276,6 +276,38 @@ def test_small_steps_are_captured_and_large_ones_are_not(monkeypatch):
         Case(models, lengths).check(sessions, beam_size=4)
         assert (len(captured) > count) == is_small
     assert len({id(pool) for pool in captured}) == 1
+
+
+@pytest.mark.parametrize("most_states", [0, 2**23])
+def test_sources_are_encoded_without_padding(monkeypatch, most_states):
+    """With surplus tokens only where a graph has a fixed number of them."""
+    counts, encode = [], StaticDecoder.encode
+
+    def counted(decoder: StaticDecoder, ids: Tensor, *arguments: Any) -> None:
+        counts.append(len(ids))
+        encode(decoder, ids, *arguments)
+
+    monkeypatch.setattr(StaticDecoder, "encode", counted)
+    monkeypatch.setattr(session_module, "MAX_STATES_OF_ENCODER_GRAPH", most_states)
+    models = make_models(3)
+    sessions = Sessions(models, shrink_from=0)
+    for lengths in ([9, 23, 3], [18] * 3, [24, 23, 23], [4, 20]):
+        Case(models, lengths).check(sessions, beam_size=2, max_length_offset=20)
+    expected = [48, 64, 72, 24] if most_states else [35, 54, 70, 24]
+    assert counts[::2] == counts[1::2] == expected
+
+
+@pytest.mark.parametrize("tokens", [35, 48])
+def test_surplus_tokens_form_further_sequences(tokens):
+    shape = Shape(sentences=4, beams=1, source=24, positions=32, prefixed=False, sampled=False)
+    _, ids, inputs = Inputs.of(shape, torch.device("cpu"))
+    rows = [[n] * n for n in (9, 23, 3)]
+    assert inputs.fill(ids, Batch(rows, options()), torch.tensor([5, 5, 5])) == 35
+    assert ids[:35].tolist() == [n for row in rows for n in row]
+    sources = inputs.sources(tokens, longest=24)
+    assert sources.starts.tolist() == [0, 9, 32, 35, 35, tokens]
+    lengths = sources.starts.diff().tolist()
+    assert sources.place.tolist() == [place for length in lengths for place in range(length)]
 
 
 def test_without_memory_for_a_session_the_search_continues_without(monkeypatch, caplog):

@@ -52,8 +52,8 @@ def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 def of_source(beams: int) -> Callable[[Tensor], Tensor]:
     """Attention of beams to the source."""
-    memory, lengths = torch.ones(2, 6, 3, 2, 4), torch.ones(6, dtype=torch.int32)
-    return lambda x: cross_attention(x.repeat_interleave(beams, dim=0), memory, lengths)
+    memory, spans = torch.ones(6, 2, 3, 4), torch.ones(6, 2, dtype=torch.int64)
+    return lambda x: cross_attention(x.repeat_interleave(beams, dim=0), memory, spans, 1)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def of_source(beams: int) -> Callable[[Tensor], Tensor]:
         ("decoding.add_norm", lambda x: add_norm(x.clone(), x, nn.LayerNorm(12), torch.float32)),
         ("decoding.attention", lambda x: self_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
         ("decoding.attention", of_source(1)),
-        ("next_tokens.best_continuations", lambda x: best_tokens(x, Allowed(zeros(1), zeros(6), 3))[1]),
+        ("next_tokens.best_tokens", lambda x: best_tokens(x, Allowed(zeros(1), zeros(6), 3))[1]),
     ],
 )
 def test_operators_replace_a_kernel_that_does_not_run(
@@ -108,7 +108,7 @@ def test_a_kernel_that_fits_one_beam_may_not_fit_five(
     monkeypatch: pytest.MonkeyPatch, kernel: Callable[[Callable[..., Any]], str]
 ) -> None:
     def attention(queries: Tensor, memory: Tensor, *_: object) -> Tensor:
-        if len(queries) == 5 * memory.size(1):
+        if len(queries) == 5 * len(memory):
             raise Refused
         return queries
 
