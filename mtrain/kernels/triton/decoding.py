@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 MIN_TILE = 16  # `tl.dot` requires as many rows and columns
 MAX_ROWS = 32  # of a sentence, in one program
-TILE_BYTES = 8192  # of keys, or of values, that a program reads at a time
+# Of keys, or of values, that a program reads at a time. On an H200, tiles of 4,096 bytes with one warp for
+# 16 x 64 results took 0.36 to 0.65 of the time of 8,192 bytes with four warps, and as long with 8 programs.
+TILE_BYTES = 4096
+RESULTS_OF_WARP = 1024
 
 
 @triton.jit
@@ -118,11 +121,11 @@ def attention(
     out = projected.new_empty(len(projected), heads * width)
     beams, columns = len(projected) // sentences, max(MIN_TILE, triton.next_power_of_2(width))
     rows = min(MAX_ROWS, max(MIN_TILE, triton.next_power_of_2(beams)))
-    fits = TILE_BYTES // (columns * cache.element_size())  # keys
-    tile, stages = min(64, max(MIN_TILE, fits)), 3 if fits >= MIN_TILE else 2
+    tile = min(64, max(MIN_TILE, TILE_BYTES // (columns * cache.element_size())))  # keys
+    warps = min(4, max(1, rows * columns // RESULTS_OF_WARP))
     sizes = {"BEAMS": beams, "ROWS": rows, "WIDTH": width, "COLUMNS": columns, "TILE": tile}
     attention_kernel[(sentences * heads, triton.cdiv(beams, rows))](
         projected, cache, past_keep, counts, out, heads, slots, values_offset, width**-0.5,
-        SELF=to_self, **sizes, num_warps=4, num_stages=stages,
+        SELF=to_self, **sizes, num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
