@@ -16,7 +16,7 @@ from torch import Tensor, nn
 MIN_TILE = 16  # `tl.dot` requires as many rows and columns
 MAX_ROWS = 32  # of a sentence, in one program
 # Of keys, or of values, that a program reads at a time. On an H200, tiles of 4,096 bytes with one warp for
-# 16 x 64 results took 0.36 to 0.65 of the time of 8,192 bytes with four warps, and as long with 8 programs.
+# 16 x 64 results took 0.36 to 0.61 of the time of 8,192 bytes with four warps, and as long with 8 programs.
 TILE_BYTES = 4096
 RESULTS_OF_WARP = 1024
 
