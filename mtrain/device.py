@@ -23,10 +23,10 @@ from mtrain.kernels.undocumented import undocumented
 def resolve_device(name: str) -> torch.device:
     """The device called `auto` (see `find_accelerator`), `cpu`, `cuda`, `cuda:N`, `mps`, `xpu` or `xpu:N`.
 
-    MPS and XPU devices compute in fp32 without compilation, and were never tried. For a CUDA device, this
-    also keeps PyTorch from computing attention with cuDNN, in the whole process: cuDNN prepares a plan for
-    each new shape, and nearly every batch of sentences has a shape of its own. Raises UsageError if this
-    machine does not have the device.
+    MPS and XPU devices compute in fp32, and were never tried. For a CUDA device, this also keeps PyTorch from
+    computing attention with cuDNN, in the whole process: cuDNN prepares a plan for each new shape, and nearly
+    every batch of sentences has a shape of its own. Raises UsageError if this machine does not have the
+    device.
     """
     accelerator = "cpu" if name == "cpu" else find_accelerator()
     name = accelerator if name == "auto" else name
@@ -71,13 +71,13 @@ def make_current(device: torch.device) -> None:
         torch.get_device_module(device).set_device(device)
 
 
-def describe_numerics(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
+def describe_numerics(device: torch.device, precision: str, workers: int) -> str:
     """Describe what determines the exact results of a training step, besides the config and the checkpoint.
 
     The rounding of sums depends on the number of threads and on the CPU instructions or the GPU.
     """
-    mode = f"{describe_device(device)}, {precision}{', compiled' if compiled else ''}"
-    return f"{mode}, torch {torch.__version__}, {workers} worker{'s' if workers > 1 else ''}"
+    mode = f"{describe_device(device)}, {precision}, torch {torch.__version__}"
+    return f"{mode}, {workers} worker{'s' if workers > 1 else ''}"
 
 
 def describe_device(device: torch.device) -> str:
@@ -113,19 +113,6 @@ def cpu_has_bf16() -> bool:
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_tile"))
     queries = map(undocumented, ("cpu._is_avx512_bf16_supported", "cpu._is_amx_tile_supported"))
     return any(query() for query in queries if query is not None)
-
-
-def should_compile(device: torch.device, setting: str) -> bool:
-    """Whether the setting of `training.compile` enables torch.compile on a device.
-
-    `auto` disables it on every device. On an H200 (base, bf16, 25,000 tokens per batch, PyTorch 2.11), a
-    compiled step took 1.1 to 1.2 times as long as an eager one. On a CPU, compilation requires a C++ compiler
-    and takes a minute, and a step of the tiny model (bf16, one thread) took 1.6 times as long. Raises
-    UsageError if the setting is `on` for an MPS or XPU device.
-    """
-    if setting == "on" and device.type in ("mps", "xpu"):
-        raise UsageError(f"training.compile: not supported on {device.type}; set it to auto or off")
-    return setting == "on"
 
 
 def default_worker_count(device: torch.device) -> int:

@@ -21,8 +21,7 @@
 #   BUDGET      seconds after which no part starts, and running parts are stopped (240 for right or fast, otherwise 545)
 #   PYTHON      the interpreter
 #   MULTI30K    folder with train, val and test_2016_flickr in .en and .de; adds the parts multi30k and translate-base
-#   TINY        1: small sizes, to test this script: TINY=1 DEVICE=cpu takes some minutes. Parts are not limited then,
-#               and compiled runs are left out on a CPU, which takes minutes for each
+#   TINY        1: small sizes, to test this script: TINY=1 DEVICE=cpu takes some minutes. Parts are not limited then
 set -u
 cd "$(dirname "$0")/.."
 : "${OUT:?set OUT to a folder for the results}" "${DEVICE:=cuda}" "${TINY:=}" "${PARTS:=all}"
@@ -32,9 +31,9 @@ summary=$OUT/summary.txt
 : >>"$summary"
 case $PARTS in right | fast) : "${BUDGET:=240}" ;; *) : "${BUDGET:=545}" ;; esac
 case $PARTS in
-    right) PARTS="environment ceiling tests check-training check-decoding demo demo-compiled resume multi30k" ;;
+    right) PARTS="environment ceiling tests check-training check-decoding demo resume multi30k" ;;
     fast) PARTS="train-base decode translate translate-base peers-base train-tiny train-big decode-transformers profile-training
-        profile-decoding peers-big train-base-compiled" ;;
+        profile-decoding peers-big" ;;
 esac
 PARTS=" $(echo $PARTS) "
 
@@ -54,7 +53,7 @@ if [ -d .whl ] && ! "$PYTHON" -m pip install --quiet --no-index --no-deps --no-c
     echo "the wheels in .whl could not be installed" >>"$summary"
 fi
 export PYTHONPATH="$PWD:$PWD/scripts:$WORK/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
-export TORCHINDUCTOR_CACHE_DIR="$WORK/inductor" TRITON_CACHE_DIR="$WORK/triton"
+export TRITON_CACHE_DIR="$WORK/triton"
 export OUT WORK DEVICE TINY PYTHON
 if [ -n "$TINY" ]; then export OMP_NUM_THREADS=1; fi
 
@@ -62,7 +61,6 @@ say() { echo "[$((SECONDS - started)) s] $*" | tee -a "$summary"; }
 
 # Whether a part is to run
 wanted() {
-    if [ "$DEVICE" = cpu ] && [[ $1 == *-compiled ]]; then return 1; fi
     [ "$PARTS" = " all " ] || [[ $PARTS == *" $1 "* ]]
 }
 
@@ -88,12 +86,6 @@ part() {
 # measure NAME LIMIT FILE ARGUMENT...: a part of the package scripts/gpu
 measure() {
     part "${@:1:3}" "$PYTHON" -m gpu --device "$DEVICE" ${TINY:+--tiny} "${@:4}"
-}
-
-# demo NAME FOLDER VALUE: the demo with a value of training.compile
-demo() {
-    part "$1" "$limit" demo.txt "$PYTHON" -m mtrain demo --device "$DEVICE" --run-dir "$WORK/$2" \
-        --set training.compile="$3" ${TINY:+--set training.max_steps=6}
 }
 
 # Train a base model on the English and German captions of Multi30k, and score the test set
@@ -155,8 +147,8 @@ if [ "$DEVICE" = cpu ]; then tests=(tests/unit/kernels/test_precision.py); fi
 part tests "$limit" tests.txt "$PYTHON" -m pytest -p no:cacheprovider --durations=12 --show-capture=no -rP "${tests[@]}" &
 measure check-training "$limit" check.txt check-training small 4096 &
 measure check-decoding "$limit" check.txt check-decoding small &
-demo demo toy off &
-demo demo-compiled toy-compiled on &
+part demo "$limit" demo.txt "$PYTHON" -m mtrain demo --device "$DEVICE" --run-dir "$WORK/toy" \
+    ${TINY:+--set training.max_steps=6} &
 measure resume "$limit" resume.txt resume "$WORK" &
 if [ -n "${MULTI30K:-}" ]; then part multi30k 230 multi30k.txt bash -c multi30k & fi
 wait
@@ -176,15 +168,12 @@ measure decode-transformers 30 decode.txt decode-transformers base
 measure profile-training 40 profile.txt profile-training base 25000 4096
 measure profile-decoding 30 profile.txt profile-decoding base
 measure peers-big 40 train.txt peers big 25000
-measure train-base-compiled 100 train.txt train base 25000 4096 --compile on
-measure profile-training-compiled 60 profile.txt profile-training base 25000 --compile on
-measure train-big-compiled 100 train.txt train big 25000 --compile on
 part bench.py 120 bench.txt bash -c bench
 
 say "done"
 for file in train decode profile resume check tests demo multi30k; do
     if [ -e "$OUT/$file.txt" ]; then
-        grep -h 'tokens/s\|lines in\|compilations\|waits in\|GPU busy\|calls per\|losses\|weights\|translations differ\|^numbers\|^failed\|passed\|BLEU on' "$OUT/$file.txt"
+        grep -h 'tokens/s\|lines in\|waits in\|GPU busy\|calls per\|losses\|weights\|translations differ\|^numbers\|^failed\|passed\|BLEU on' "$OUT/$file.txt"
     fi
 done | cut -c 1-260 | tee -a "$summary"
 [ ! -s "$ended" ]

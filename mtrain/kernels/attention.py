@@ -75,15 +75,14 @@ def attention(
         memory = None if keys_values is None else keys.pad(keys_values).flatten(0, 1)
         padded = queries.as_padded(), keys.as_padded(masked=not causal)
         out = attention(rows, memory, heads, *padded, causal, rate, generator)
-        return out.index_select(0, queries.slots())
+        return out.index_select(0, queries.slots)
     on_cpu = projected.device.type == "cpu"
     explicit = maps is not None or (rate > 0 and (on_cpu or isinstance(generator, HashKey)))
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
     tokens = len(projected)
-    # By rows first: torch.compile would otherwise not know that B is N in training.
     # The N / B rows of a sentence become one sequence of queries: (B, N / B * T, E or 3E). In self-attention,
     # B is N, and S is T.
-    projected = queries.by_row(projected).view(keys.rows, -1, projected.size(-1))
+    projected = projected.view(keys.rows, -1, projected.size(-1))
     keys_values = None if keys_values is None else keys.by_row(keys_values)  # (B, S, 2E)
     parts = split_heads(projected, keys_values, heads)
     q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, N / B * T or S, D)
@@ -130,7 +129,7 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
 
     They are the weights before dropout, (N, H, T, S), in the order of the calls. With `cross_only`,
     self-attention is not recorded, and uses its usual kernel. An inner `recording` takes precedence. Other
-    threads and compiled code are not recorded. A step of `DecodingTransformer.decode_next` records
+    threads are not recorded. A step of `DecodingTransformer.decode_next` records
     cross-attention only, and a step of `StaticDecoder` nothing.
     """
     maps: list[Tensor] = []
@@ -143,8 +142,6 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
 
 def recorder(cross: bool) -> list[Tensor] | None:
     """The list to append the weights of cross-attention or self-attention to; None if they are not wanted."""
-    if torch.compiler.is_compiling():
-        return None
     current = _recording.get()
     return None if current is None or (current.cross_only and not cross) else current.maps
 
@@ -204,8 +201,6 @@ def fused_attention(
     if causal and keep is not None:  # PyTorch's function takes a mask or `causal`, not both
         keep, causal = _causal(keep, queries), False
     queries, keys, values = _in_fast_precision(queries, keys, values)
-    # The device is checked first: under `torch.compile`, a branch on the number of keys would limit the
-    # compiled code to the numbers that take the same branch, and other batches would be compiled again.
     if queries.device.type == "cpu" and masked:
         partial = keys.size(2) % REGISTER
         if partial >= MIN_KEYS_TO_PAD or (partial and not torch.is_grad_enabled()):

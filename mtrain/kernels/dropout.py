@@ -21,8 +21,8 @@ from mtrain.kernels.triton.available import attempt
 class HashKey(NamedTuple):
     """What a mask is hashed from, besides the index of each element.
 
-    The salt is a tensor, too: as a number, it would be a constant of compiled code, so that each layer of a
-    model would have to be compiled.
+    The salt is a tensor, too: Triton would compile a kernel once more for a number that is 1 or a multiple
+    of 16.
     """
 
     key: Tensor  # (1,) int32, on the device of the elements; changes from micro-batch to micro-batch
@@ -75,7 +75,6 @@ def _hashed_dropout(x: Tensor, rate: float, hash_key: HashKey, relu: bool, resid
         dropped: Tensor | None = attempt("dropout.hashed_dropout", sizes, *inputs)
         if dropped is not None:
             return dropped
-        # Compiled code fuses these operators, and stores no mask either.
         places = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     x = x if residual is None else x.to(residual.dtype)
     out = torch.where(kept(places, key, salt, rate), x * (1 / (1 - rate)), 0)

@@ -33,7 +33,6 @@ def packed_attention(
         short  for short sentences, where Triton works: see `suits_short_attention`
         flash  otherwise (Dao, "FlashAttention-2", 2023), which draws dropout from PyTorch's generator of the
                device
-    Compiled code uses flash for all sentences, so that it does not depend on the longest one.
     """
     device, dtype = projected.device, projected.dtype
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):

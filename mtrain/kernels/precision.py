@@ -1,6 +1,5 @@
-"""Types of floating-point numbers and products. What autocast does to a tensor also holds on the meta device,
-which does not support it. (Asking PyTorch whether a device supports it would break the graph of
-`torch.compile`.)"""
+"""Types of floating-point numbers and products. The meta device does not support autocast: products on it are
+computed in the types of their arguments."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache

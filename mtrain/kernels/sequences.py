@@ -9,6 +9,7 @@ Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P =
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
@@ -78,7 +79,6 @@ class Packed:
     starts: Tensor  # (N + 1) int32: the first token of each sequence, and the end of the last one, P
     place: Tensor  # (P) int32: the position of each token in its sequence
     longest: int  # no sequence has more tokens
-    _slots: Tensor | None = None  # once they are known
 
     def twice(self) -> Self:
         """All sequences, followed by the same sequences once more."""
@@ -129,16 +129,15 @@ class Packed:
         """The mean (N, E) of the tokens x (P, E) of each sequence; 0 for one without tokens."""
         return self.pad(x).sum(dim=1) / self.lengths.clamp(min=1)[:, None]
 
+    @cached_property
     def slots(self) -> Tensor:
         """Where (P) int64 each token is in N rows of `longest` tokens, which several attentions need."""
-        if self._slots is None:  # `cached_property` would break the graphs of torch.compile
-            self._slots = self.sequence() * self.longest + self.place
-        return self._slots
+        return self.sequence() * self.longest + self.place
 
     def pad(self, x: Tensor) -> Tensor:
         """x (P, E) in rows (N, longest, E), padded with zeros."""
         count, width = len(self.starts) - 1, x.size(1)
-        rows = x.new_zeros(count * self.longest, width).index_copy(0, self.slots(), x)
+        rows = x.new_zeros(count * self.longest, width).index_copy(0, self.slots, x)
         return rows.view(count, self.longest, width)
 
     def as_padded(self, masked: bool = False) -> Padded:

@@ -120,7 +120,7 @@ class TrainingDevice(NamedTuple):
 
 
 def activation_bytes(config: ModelConfig, shape: Shape, device: TrainingDevice) -> int:
-    """Bytes that the forward pass of a micro-batch saves for the backward pass, without compilation.
+    """Bytes that the forward pass of a micro-batch saves for the backward pass.
 
     They include copies of the weights in low precision, and the gradients that the loss computes early.
     """

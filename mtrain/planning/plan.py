@@ -22,6 +22,7 @@ from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import DataFolder
 from mtrain.device import (
+    default_worker_count,
     keep_freed_memory,
     let_cuda_memory_grow,
     limit_onednn_cache,
@@ -48,7 +49,7 @@ from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.timing import Speed, measure_speed
 from mtrain.training.setup.tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
-from mtrain.training.step.learner import Learner, worker_count
+from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ class _Planner:
             return TrainingDevice(self.hardware, chosen)
         device = self._own_device()
         precision = resolve_precision(device, training.precision)
-        return TrainingDevice(self.hardware, precision, worker_count(device, training) if devices == 1 else 1)
+        return TrainingDevice(self.hardware, precision, default_worker_count(device) if devices == 1 else 1)
 
     def _own_device(self) -> torch.device:
         return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")

@@ -80,8 +80,7 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             # next save. Metrics are read only after this exchange, which notices a lost rank: reading waits
             # for the GPU, and would hang.
             stopped = _agree(trainer, stop, replanned)
-            if not trainer.learner.compiles:  # else, a later batch may be compiled for, which takes minutes
-                trainer.ranks.expect_steps()
+            trainer.ranks.expect_steps()
             reason = _record_step(trainer)
             trained = state.seconds
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:

@@ -51,8 +51,6 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         part.set_defaults(run=function)
         if "decod" not in name:
             part.add_argument("batch_tokens", type=int, nargs="+", metavar="TOKENS", help="tokens per batch")
-        if function in (training.measure, profiling.profile_training):
-            part.add_argument("--compile", dest="compiled", default="off", choices=["on", "off"])
     return vars(parser.parse_args(arguments))
 
 

@@ -22,7 +22,7 @@ def check_training(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
     config = scale.model_config(preset)
     for tokens in batch_tokens:
         steps = scale.steps(config, tokens)
-        once, again, eager = (_train(scale, config, steps, graphs) for graphs in ("auto", "auto", "off"))
+        once, again, eager = (_train(scale, config, steps, as_graphs) for as_graphs in (True, True, False))
         differences = [abs(a - b) / b for a, b in zip(once, eager, strict=True)]
         identical = "the same bits" if once == again else "other bits"
         print(
@@ -33,9 +33,9 @@ def check_training(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
             raise CheckFailed("training with graphs gives other losses")
 
 
-def _train(scale: Scale, config: ModelConfig, steps: Sequence[StepInput], graphs: str) -> list[float]:
+def _train(scale: Scale, config: ModelConfig, steps: Sequence[StepInput], as_graphs: bool) -> list[float]:
     """The losses of some steps."""
-    learner = make_learner(scale, config, graphs=graphs)
+    learner = make_learner(scale, config, as_graphs)
     expect(learner, steps)
     return [float(learner.step(step.batches, step.tokens, RATE).values[0]) / step.tokens for step in steps]
 

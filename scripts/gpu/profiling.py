@@ -21,16 +21,16 @@ KERNELS = 28  # rows of the table of kernels
 CALLS = ("Launch", "Memcpy", "Memset", "Synchronize", "cudaMalloc", "cudaHostAlloc", "_local_scalar_dense")
 
 
-def profile_training(scale: Scale, preset: str, batch_tokens: list[int], compiled: str) -> None:
-    """Profile steps with each number of tokens of a batch. `compiled` is a value of `training.compile`."""
+def profile_training(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
+    """Profile steps with each number of tokens of a batch."""
     config = scale.model_config(preset)
     for tokens in batch_tokens:
         steps = scale.steps(config, tokens, STEPS)
-        learner = make_learner(scale, config, compiled)
+        learner = make_learner(scale, config)
         expect(learner, steps)
         train = partial(_take_all, learner, steps)
         train()
-        _report(f"training {preset}, compile {compiled}, batch {tokens}", scale, train, len(steps))
+        _report(f"training {preset}, batch {tokens}", scale, train, len(steps))
 
 
 def _take_all(learner: Learner, steps: list[StepInput]) -> None:

@@ -24,7 +24,6 @@ SETTINGS = {
     "training.learning_rate": 0.002,
     "training.warmup_steps": 50,
     "training.validate_every": 200,
-    "training.compile": "off",
     "decoding.max_length_ratio": 0.3,
     "decoding.max_length_offset": 2,
 }

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from benchmark.meter import Meter
@@ -23,15 +23,14 @@ from mtrain.training.step import make_learner as learners
 from mtrain.training.step.learner import Learner
 
 RATE = 1e-5  # small, so that training on random data stays stable; speed does not depend on it
-SLOW = 1.5  # seconds; a slower step does more than training, such as compiling
+SLOW = 1.5  # seconds; a slower step does more than training, such as compiling kernels
 SMOOTHING = 0.1
 
 
-def make_learner(scale: Scale, config: ModelConfig, compiled: str = "off", graphs: str = "auto") -> Learner:
-    """A learner with random weights. `compiled` is a value of `training.compile`, `graphs` one of
-    `training.cuda_graphs`."""
-    options: dict[str, Any] = {"compile": compiled, "cuda_graphs": graphs}
-    recipe = TrainingConfig(max_steps=1, label_smoothing=SMOOTHING, **options)
+def make_learner(scale: Scale, config: ModelConfig, as_graphs: bool = True) -> Learner:
+    """A learner with random weights."""
+    graphs: Literal["auto", "off"] = "auto" if as_graphs else "off"
+    recipe = TrainingConfig(max_steps=1, label_smoothing=SMOOTHING, cuda_graphs=graphs)
     return learners.make_learner(scale.model(config).train(), recipe)
 
 
@@ -46,21 +45,15 @@ def take(learner: Learner, step: StepInput) -> None:
     learner.step(step.batches, step.tokens, RATE)
 
 
-def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str) -> None:
-    """Print mtrain's speed for each number of tokens of a batch. `compiled` is a value of
-    `training.compile`."""
+def measure(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
+    """Print mtrain's speed for each number of tokens of a batch."""
     config = scale.model_config(preset)
     for tokens in batch_tokens:
         steps = scale.steps(config, tokens)
-        learner = make_learner(scale, config, compiled)
+        learner = make_learner(scale, config)
         expect(learner, steps)
-        name = f"mtrain {preset} {learner.precision}, compile {compiled}, batch {tokens}"
+        name = f"mtrain {preset} {learner.precision}, batch {tokens}"
         time_steps(name, scale, config, steps, partial(take, learner))
-        if compiled == "on":
-            from torch._dynamo.utils import counters  # takes seconds
-
-            graphs, breaks = counters["frames"]["ok"], sum(counters["graph_break"].values())
-            print(f"   compilations {graphs}, graph breaks {breaks}", flush=True)
 
 
 def measure_peers(scale: Scale, preset: str, batch_tokens: list[int]) -> None:

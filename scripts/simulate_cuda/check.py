@@ -14,7 +14,6 @@ from simulate_cuda import build
 ROOT = Path(__file__).parents[2]
 PYTHON = [sys.executable, str(Path(__file__).parent)]
 RUN = [*PYTHON, "run"]
-COMPILED = "bf16-on"  # names the test of compiled code, which takes most of the time
 # The demo's model stays useless, but uses every kind of work that a run does.
 SHORT = {
     "training.max_steps": 4,
@@ -36,9 +35,8 @@ def commands(work: Path) -> dict[str, dict[str, list[str]]]:
     translate = [*mtrain, "translate", run, *SENTENCES, *device, "--set"]
     resume = ["resume", str(work / "resume"), "--python", *RUN]
     return {
-        "tests": {"tests": [*tests, "gpu and not slow", "-k", f"not {COMPILED}"]},
-        "slow": {"tests, slow": [*tests, "gpu and slow", "-k", f"not {COMPILED}"]},
-        "compiled": {"tests, compiled": [*tests, "gpu", "-k", COMPILED]},
+        "tests": {"tests": [*tests, "gpu and not slow"]},
+        "slow": {"tests, slow": [*tests, "gpu and slow"]},
         "commands": {
             "demo": [*mtrain, "demo", *device, "--run-dir", run, *short],
             "translate, greedy": [*translate, "decoding.beam_size=1"],

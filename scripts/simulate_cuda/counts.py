@@ -104,7 +104,7 @@ def _model(preset: str, vocabulary: int = 32_000, **changes: int) -> Transformer
 
 def _learner(model: Transformer, precision: str, as_graphs: bool = False) -> Learner:
     graphs = "auto" if as_graphs else "off"
-    options: dict[str, Any] = {"precision": precision, "compile": "off", "cuda_graphs": graphs}
+    options: dict[str, Any] = {"precision": precision, "cuda_graphs": graphs}
     config = TrainingConfig(max_steps=1, **options)
     return make_learner(model.train(), config)
 

@@ -141,17 +141,6 @@ def test_a_run_in_fp16_learns_and_resumes(make_config):
     assert losses(run)[-1][3] < losses(run)[0][3]
 
 
-@pytest.mark.slow
-def test_compiled_steps_equal_eager_steps(make_config):
-    with_dropout = fit_on_cpu(make_config("dropout", training={"compile": "on"}))
-    assert losses(with_dropout)[-1][3] < losses(with_dropout)[0][3]
-    model = {"dropout": 0.0}
-    plain = fit_on_cpu(make_config("plain", model=model))
-    compiled = fit_on_cpu(make_config("compiled", model=model, training={"compile": "on"}))
-    for one, other in zip(losses(plain), losses(compiled), strict=True):
-        assert one == pytest.approx(other, rel=1e-3)
-
-
 # --------------------------------------------------------------------------------------------------- limits
 
 

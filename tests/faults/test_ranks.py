@@ -297,7 +297,7 @@ def test_14_a_rank_that_hangs_is_named(run, tmp_path, monkeypatch, on_training_f
 
 @pytest.mark.slow
 def test_14_the_first_step_may_take_longer_than_others(run, tmp_path, monkeypatch, on_training_forward):
-    """As with compilation."""
+    """As when kernels are compiled."""
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
     calls = []
 

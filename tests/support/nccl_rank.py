@@ -48,7 +48,7 @@ def metrics_of(make, device: torch.device) -> torch.Tensor:
     torch.manual_seed(1)
     side = Rows.from_lists(torch.randint(4, 200, (6, 9)).tolist())
     model = Transformer(ModelConfig(**SIZES, **VOCABULARY)).to(device).train()
-    learner = make(model, TrainingConfig(max_steps=4, compile="off", clip_norm=1.0))
+    learner = make(model, TrainingConfig(max_steps=4, clip_norm=1.0))
     batch = pack(side, side, 2, list(range(6)))
     tokens = 2 * batch.target_tokens
     return torch.stack([learner.step([batch, batch], tokens, 1e-3).values for _ in range(4)]).cpu()

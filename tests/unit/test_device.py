@@ -27,7 +27,6 @@ from mtrain.device import (
     resolve_device,
     resolve_precision,
     restore_random_states,
-    should_compile,
     step_unless,
     thread_pool,
 )
@@ -38,7 +37,7 @@ from tests.support.undocumented import documented_only
 
 def test_the_cpu_is_always_available():
     assert resolve_device("cpu") == torch.device("cpu")
-    assert " threads), fp32, compiled, torch " in describe_numerics(torch.device("cpu"), "fp32", True, 1)
+    assert " threads), fp32, torch " in describe_numerics(torch.device("cpu"), "fp32", 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -105,19 +104,16 @@ def test_an_accelerator_that_the_machine_does_not_have_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_untested_accelerators_compute_in_fp32_without_compilation_and_helper_processes(monkeypatch, kind):
+def test_untested_accelerators_compute_in_fp32_without_helper_processes(monkeypatch, kind):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda _: "Arc")
     device = torch.device(kind)
     assert resolve_precision(device, "auto") == resolve_precision(device, "fp32") == "fp32"
-    assert not should_compile(device, "auto") and not should_compile(device, "off")
     assert default_worker_count(device) == 1 and not has_fused_optimizers(device)
-    name = describe_numerics(device, "fp32", False, 1)
+    name = describe_numerics(device, "fp32", 1)
     assert name.startswith("mps, fp32" if kind == "mps" else "xpu (Arc), fp32")
     with pytest.raises(UsageError, match=f"precision bf16: not supported on {kind}; set it to auto or fp32"):
         resolve_precision(device, "bf16")
-    with pytest.raises(UsageError, match=rf"training\.compile: not supported on {kind}"):
-        should_compile(device, "on")
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
@@ -235,13 +231,6 @@ def test_threads_of_a_pool_share_the_cores_and_leave_the_default_alone():
                 assert other.submit(torch.get_num_threads).result() == torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(default)
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_nothing_is_compiled_unless_asked_for(kind):
-    device = torch.device(kind)
-    assert not should_compile(device, "auto") and not should_compile(device, "off")
-    assert should_compile(device, "on")
 
 
 def test_the_kernel_cache_is_limited_unless_the_user_sets_a_limit(monkeypatch):

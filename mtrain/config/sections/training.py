@@ -1,6 +1,6 @@
 """The `training` section."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,7 +8,6 @@ from mtrain.config.section import Count, FilePath, Fraction, PositiveFloat, Posi
 
 MicroBatchTokens = PositiveInt | Literal["auto"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
-Switch = Literal["auto", "on", "off"]
 ModelPart = Literal["encoder", "decoder", "embeddings", "self_attention", "feed_forward"]
 
 
@@ -91,11 +90,10 @@ class TrainingConfig(Section):
         "optimizer states, for models that do not fit on one GPU; auto: ddp if 16 bytes per parameter (20 "
         "with ema_decay) fit in 60% of a GPU's memory",
     )
-    compile: Switch = Field("auto", description="use torch.compile; auto: off")
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
-        description="run training steps on a CUDA device as CUDA graphs; auto: unless they are compiled, or "
-        "weights are divided (fsdp)",
+        description="run training steps on a CUDA device as CUDA graphs; auto: unless weights are divided "
+        "(fsdp)",
     )
     validate_every: PositiveInt = Field(
         500, description="steps between validations; the last one is at the end of training"
@@ -124,6 +122,12 @@ class TrainingConfig(Section):
     patience: PositiveInt | None = Field(
         10, description="validations without improvement after which training ends; null: never"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_removed_keys(cls, values: Any) -> Any:
+        """Runs of earlier versions have `compile`, which was for `torch.compile`."""
+        return {k: v for k, v in values.items() if k != "compile"} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

@@ -96,11 +96,7 @@ def activation_bytes(learner: Learner, batch: AnyBatch) -> int:
         saved[tensor.untyped_storage().data_ptr()] = kept
         return kept
 
-    with (
-        preserved_random_states(learner.device),
-        torch.compiler.set_stance("force_eager"),  # do not compile for this shape
-        saved_tensors_hooks(save, lambda tensor: tensor),
-    ):
+    with preserved_random_states(learner.device), saved_tensors_hooks(save, lambda tensor: tensor):
         sums = learner.loss(learner.model, batch)
     activations = [tensor for address, tensor in saved.items() if address not in weights]
     size = sum(tensor.untyped_storage().nbytes() for tensor in activations)

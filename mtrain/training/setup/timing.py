@@ -14,9 +14,8 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.cores import ThreadSeconds, cpu_limit, thread_seconds
 from mtrain.data.epochs.loader import StepInput
-from mtrain.device import release_cached_memory, should_compile
+from mtrain.device import release_cached_memory
 from mtrain.kernels.reproducible import reproducible
-from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
 from mtrain.training.step.learner import Learner
@@ -30,7 +29,7 @@ TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both
 INTERVAL_SECONDS = 0.5  # that an interval of fewer steps takes at least
 STEADY = 0.03  # relative standard error of the speed, with which timing may end
 MAX_SECONDS, MAX_SHARE = 20.0, 1 / 30  # also of `minutes`; then fewer steps and a larger error suffice
-MAX_SECONDS_OF_COMPILATION = 300.0  # then steps are timed even if they compile
+MAX_SECONDS_OF_CAPTURES = 300.0  # then steps are timed even if they capture graphs
 NOTABLE = 1.05  # a slowdown that is logged
 
 
@@ -75,9 +74,7 @@ def measure_speed(
             return _time_run(learner, iter(steps_of(learner)), minutes)
     finally:
         del learner, model
-        if should_compile(device, training.compile):
-            torch.compiler.reset()  # the number of compiled variants of a function is limited
-        gc.collect()  # a compiled model refers to itself
+        gc.collect()  # a learner that cannot capture graphs refers to itself
         release_cached_memory(device)
 
 
@@ -104,13 +101,13 @@ def _time_steps(learner: Learner, steps: Iterator[StepInput], limit: float) -> T
     intervals: list[tuple[int, float]] = []  # target tokens, seconds
     tokens = count = 0
     began = interval_began = time.perf_counter()
-    used, compilations = thread_seconds(), _count_compilations(learner)
+    used = thread_seconds()
     for number, step in enumerate(steps, start=1):
+        captures = learner.captures
         metrics = learner.step(step.batches, step.tokens, rate=1e-5)
-        before, compilations = compilations, _count_compilations(learner)
         now = time.perf_counter()
-        compiled = compilations > before and now - began < MAX_SECONDS_OF_COMPILATION
-        is_timed = number > UNTIMED_STEPS and not compiled
+        captured = learner.captures > captures and now - began < MAX_SECONDS_OF_CAPTURES
+        is_timed = number > UNTIMED_STEPS and not captured
         tokens, count = tokens + step.tokens, count + 1
         if is_timed and count % TIMED_STEPS and now - interval_began < INTERVAL_SECONDS:
             continue
@@ -161,12 +158,3 @@ def _slowdown(before: ThreadSeconds, seconds: float) -> float:
     now = thread_seconds()
     ran, waited = now.ran - before.ran, now.waited - before.waited
     return max(1.0, min(1 + waited / ran, seconds * cpu_limit() / ran)) if ran > 0 else 1.0
-
-
-def _count_compilations(learner: Learner) -> int:
-    """How often torch.compile has compiled a function in this process, if PyTorch says so, or how many graphs
-    the learner has captured."""
-    if not learner.compiles:
-        return learner.captures  # to ask PyTorch takes seconds: it imports the compiler
-    counters = undocumented("_dynamo.utils.counters")
-    return 0 if counters is None else int(counters["frames"]["total"])

@@ -10,11 +10,10 @@ import torch
 
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.device import describe_numerics, resolve_precision, should_compile
+from mtrain.device import describe_numerics, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.kernels.reproducible import can_reproduce
 from mtrain.kernels.triton.available import replaced_in_training
-from mtrain.kernels.undocumented import undocumented
 from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)
@@ -22,16 +21,13 @@ log = logging.getLogger(__name__)
 
 def describe_computation(config: TrainingConfig, device: torch.device) -> dict[str, str]:
     """The settings that each rank resolves on its own, and that must agree for gradients to be added up."""
-    compiled = should_compile(device, config.compile)
-    precision = resolve_precision(device, config.precision)
-    return {"the precision": precision, "compilation": "on" if compiled else "off"}
+    return {"the precision": resolve_precision(device, config.precision)}
 
 
 def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int | None) -> str:
     """Describe everything that determines the exact results of a step and is not in a checkpoint. Which
     kernels a GPU does not run is known after `Learner.dry_run`."""
-    workers = len(learner.replicas)
-    machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)
+    machine = describe_numerics(learner.device, learner.precision, len(learner.replicas))
     if learner.device.type == "cuda":
         machine = ", ".join([machine, *_describe_cuda(learner.device)])
     machine += "".join(f", without {kernel}" for kernel in replaced_in_training())
@@ -73,6 +69,4 @@ def _why_results_vary(learner: Learner, ranks: Ranks) -> str | None:
         return "the order of GPU operations varies"
     if ranks.size > 1:  # equal in practice, with the same connections; NCCL does not promise it
         return "the order in which NCCL adds up gradients may vary"
-    if learner.compiles and undocumented("_inductor.config.deterministic") is None:
-        return "torch.compile chooses kernels by their time"  # PyTorch before 2.10
     return None

@@ -15,7 +15,6 @@ from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import AnyBatch, batch_type, split_batches
 from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import UsageError
 from mtrain.kernels.cross_entropy import LossSums
 from mtrain.model.build import AnyModel
 from mtrain.model.transformer import DecoderLayer, EncoderLayer
@@ -24,22 +23,17 @@ from mtrain.training.step.learner import BatchLoss, Learner, SynchronizationMemo
 
 class ShardedLearner(Learner):
     """The learner of one of several ranks, which share the weights of `model` from now on: its parameters are
-    `DTensor`s. All ranks start with the weights of rank 0. For `step`, see `ParallelLearner`.
-
-    Raises UsageError if compilation is on.
-    """
+    `DTensor`s. All ranks start with the weights of rank 0. For `step`, see `ParallelLearner`."""
 
     shares_weights = True
 
     def __init__(self, model: AnyModel, training: TrainingConfig, ranks: Ranks):
-        if training.compile == "on":
-            raise UsageError("training.compile: fsdp cannot be compiled; set training.compile to auto or off")
         self.ranks = ranks
         with ranks.watched():
             for parameter in model.parameters():
                 dist.broadcast(parameter.detach(), src=0)
             root = _divide(model, BatchLoss(model, super().loss), training, ranks)
-        super().__init__(model, training.model_copy(update={"compile": "off"}))
+        super().__init__(model, training)
         self._root = root
 
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:

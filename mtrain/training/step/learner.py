@@ -14,11 +14,9 @@ from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.packed_batch import AnyBatch, Layout, split_batches
 from mtrain.device import (
     autocast,
-    default_worker_count,
     preserved_random_states,
     release_cached_memory,
     resolve_precision,
-    should_compile,
     step_unless,
     thread_pool,
 )
@@ -26,7 +24,6 @@ from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import DistributedError, is_out_of_memory
 from mtrain.kernels.cross_entropy import LossSums, r_drop_loss
 from mtrain.kernels.foreach import scale_all
-from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import AnyModel
 from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.step.optimizer import LossScaler, make_optimizer
@@ -67,9 +64,6 @@ class Learner:
         self.precision = resolve_precision(self.device, training.precision)
         self.loss_scaler = LossScaler(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
-        self.compiles = should_compile(self.device, training.compile)
-        if self.compiles:
-            self._compile()
         self.pool = thread_pool(workers)
         self.dropout_key: Tensor | None = None  # (1,) int32, of the current micro-batch
         if self.device.type == "cuda":
@@ -78,16 +72,6 @@ class Learner:
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
         self.updates = 0  # number of updates of the weights that were begun
-
-    def _compile(self) -> None:
-        """Compile the model, once for batches of all sizes."""
-        # Graph breaks only cost speed. Setting the environment variable TORCH_LOGS still shows them.
-        torch._logging.set_logs(dynamo=logging.ERROR)  # type: ignore[attr-defined]
-        if (shapes := undocumented("fx.experimental._config")) is not None:
-            # Otherwise, dimensions that happen to be equal in the first batch have to be equal in all others.
-            shapes.use_duck_shape = False
-        for replica in self.replicas:
-            replica.compile(dynamic=True)
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.
@@ -267,12 +251,6 @@ class BatchLoss(nn.Module):
 
     def forward(self, batch: AnyBatch) -> LossSums:
         return self._loss(self.model, batch)
-
-
-def worker_count(device: torch.device, training: TrainingConfig) -> int:
-    """The number of threads that share the micro-batches of a step."""
-    # torch.compile is not thread-safe
-    return 1 if should_compile(device, training.compile) else default_worker_count(device)
 
 
 def _gradients(model: AnyModel) -> list[Tensor]:

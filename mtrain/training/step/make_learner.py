@@ -3,12 +3,12 @@
 import torch
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.device import should_compile
+from mtrain.device import default_worker_count
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.build import AnyModel
 from mtrain.training.step.ddp import ParallelLearner
 from mtrain.training.step.graph_learner import GraphLearner
-from mtrain.training.step.learner import Learner, worker_count
+from mtrain.training.step.learner import Learner
 
 BYTES_OF_COPY = 16  # of each parameter in fp32: weight, gradient, and AdamW's two moments
 BYTES_OF_AVERAGE = 4  # of each parameter, with `training.ema_decay`
@@ -28,12 +28,11 @@ def make_learner(model: AnyModel, training: TrainingConfig, ranks: Ranks | None 
         from mtrain.training.step.fsdp import ShardedLearner  # takes a second to import
 
         return ShardedLearner(model, training, ranks)
-    uses_graphs = training.cuda_graphs == "auto" and not should_compile(device, training.compile)
-    if device.type == "cuda" and uses_graphs:
+    if device.type == "cuda" and training.cuda_graphs == "auto":
         return GraphLearner(model, training, ranks)
     if ranks.size > 1:
         return ParallelLearner(model, training, ranks)
-    return Learner(model, training, worker_count(device, training))
+    return Learner(model, training, default_worker_count(device))
 
 
 def _shards_weights(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> bool:

@@ -61,6 +61,11 @@ def test_override_values_are_yaml(load_text):
     assert load_text("run_dir=a=b").run_dir == "a=b"
 
 
+@pytest.mark.parametrize("value", ["auto", "on", "off", "null", "[3]"])
+def test_a_key_that_was_removed_has_no_effect(load_text, value: str):
+    assert load_text(f"training.compile={value}") == load_text()
+
+
 def test_list_items_are_addressed_by_index(load_text):
     text = MINIMAL.replace("train: {toy: train}", "train: [{toy: train}, {toy: test}]")
     config = load_text("data.train.1.weight=3", "data.train.0={toy: validation}", text=text)

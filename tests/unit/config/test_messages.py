@@ -138,7 +138,10 @@ def test_a_rejected_value_of_a_corpus_names_its_key(kind: type[BaseModel]):
         ("model.dropout=1", "expected a number of at least 0 and below 1 (dropout rate of "),
         ("training.learning_rate=0", "expected a number above 0 and at most 10, or null ("),
         ("training.max_minutes=.inf", "expected a number above 0 and at most 1000000000.0, or null ("),
-        ("training.compile=yes", 'expected one of auto, on, off (use torch.compile); got "yes"'),
+        (
+            "training.cuda_graphs=on",
+            "expected one of auto, off (run training steps on a CUDA device as CUDA graphs); got ",
+        ),
         ("training.micro_batch_tokens=some", "expected an integer from 1 to 1000000000000000, or auto ("),
         ("training.betas=[0.9]", "training.betas.1: this key is required"),
         ("training.betas=5", "expected a list of 2, each a number of at least 0 and below 1 ("),

@@ -146,39 +146,6 @@ def test_key_and_salt_determine_the_mask() -> None:
         assert 400 < (dropout(x, 0.5, other) != first).sum() < 600
 
 
-@pytest.mark.slow
-def test_compiled_code_has_the_same_mask_for_any_salt_and_stores_none() -> None:
-    stored: list[Tensor] = []
-
-    def compile_forward(module: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
-        (outputs,) = module.graph.find_nodes(op="output")
-        stored.extend(node.meta["val"] for node in outputs.args[0][1:])
-        return make_boxed_func(module.forward)
-
-    # Imported here, because it takes a second.
-    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-    from torch._dynamo.backends.common import aot_autograd
-
-    backend = aot_autograd(
-        fw_compiler=compile_forward,
-        bw_compiler=lambda module, _: make_boxed_func(module.forward),
-        partition_fn=min_cut_rematerialization_partition,
-    )
-
-    def layer(x: Tensor, y: Tensor, key: HashKey) -> Tensor:
-        return dropout(dropout(x, 0.3, key, relu=True) @ y, 0.3, key, residual=x)
-
-    compiled = torch.compile(layer, backend=backend)
-    x, y = torch.randn(16, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
-    for salt in range(3):
-        found, wanted = compiled(x, y, hash_key(8, salt)), layer(x, y, hash_key(8, salt))
-        torch.testing.assert_close(found, wanted)
-        gradients = [torch.autograd.grad(out.square().sum(), (x, y)) for out in (found, wanted)]
-        torch.testing.assert_close(*gradients)
-    # Of one compilation: y and the result of the first dropout.
-    assert [tensor.numel() for tensor in stored if tensor.numel() > 1] == [256, 256]
-
-
 def test_masks_of_attention_weights_depend_only_on_query_head_and_key() -> None:
     """The padding of queries and keys does not matter."""
 

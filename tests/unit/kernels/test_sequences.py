@@ -82,4 +82,4 @@ def test_packed_sequences_can_be_padded() -> None:
     rows = PACKED.pad(x[KEEP])
     assert rows.shape == (6, 5, 2)
     assert torch.equal(rows[[0, 2, 3], :4], x * KEEP[..., None]) and not rows[:, 4].any()
-    assert torch.equal(rows.flatten(0, 1)[PACKED.slots()], x[KEEP])
+    assert torch.equal(rows.flatten(0, 1)[PACKED.slots], x[KEEP])

@@ -15,7 +15,6 @@ TINY = ["--device", "cpu", "--tiny"]
 TIMED = ["train-base", "decode", "translate", "peers-base", "train-tiny", "train-big", "decode-transformers"]
 TIMED += ["profile-training", "profile-decoding", "peers-big", "bench.py"]
 ON_CPU = ["environment", "ceiling", "tests", "check-training", "check-decoding", "demo", "resume", *TIMED]
-COMPILED = ["demo-compiled", "train-base-compiled", "profile-training-compiled", "train-big-compiled"]
 
 # Replaces the interpreter: appends its arguments to $CALLS as a line, and fails the part `resume`.
 STAND_IN = """#!/bin/sh
@@ -36,7 +35,7 @@ def check(folder: Path, **variables: str) -> tuple[int, dict[str, str]]:
 def test_a_part_prints_the_speed(capsys):
     assert main([*TINY, "train", "base", "4096"]) == 0
     out = capsys.readouterr().out
-    assert re.match(r"mtrain base \w+, compile off, batch 4096: [\d,]+ target tokens/s", out)
+    assert re.match(r"mtrain base \w+, batch 4096: [\d,]+ target tokens/s", out)
 
 
 def test_a_part_that_fails_says_why(capsys):
@@ -54,14 +53,14 @@ def test_every_part_is_started_and_a_failure_does_not_stop_the_others(tmp_path):
     variables = {"PYTHON": str(python), "CALLS": str(calls), "DEVICE": "cuda", "MULTI30K": str(captions)}
     code, ended = check(tmp_path, **variables)
     assert code == 1 and ended.pop("resume") == "exit 1"
-    assert ended == dict.fromkeys({*ON_CPU, *COMPILED, "multi30k", "translate-base"} - {"resume"}, "exit 0")
+    assert ended == dict.fromkeys({*ON_CPU, "multi30k", "translate-base"} - {"resume"}, "exit 0")
     parts = []
     for call in calls.read_text().splitlines():
         if "-m gpu --" in call:
             arguments = parse(call.partition("-m gpu ")[2].split())
             parts.append(arguments["run"])
             assert arguments["device"] == "cuda" and not arguments["tiny"]
-    assert len(parts) == 17 and len(set(parts)) == 11
+    assert len(parts) == 14 and len(set(parts)) == 11
     assert "1,234 target tokens/s" in (tmp_path / "out" / "summary.txt").read_text()
 
 

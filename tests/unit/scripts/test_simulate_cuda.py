@@ -133,7 +133,7 @@ def test_the_complete_check_passes():
     assert done.returncode == 0, done.stdout
     ended = dict(re.findall(r"^(.+): (exit 0), \d+ s$", done.stdout, re.MULTILINE))
     translations = ["demo", "translate, greedy", "translate, beam 5", "score"]
-    tests, counts = ["tests", "tests, slow", "tests, compiled"], ["counts", "counts, others"]
+    tests, counts = ["tests", "tests, slow"], ["counts", "counts, others"]
     assert sorted(ended) == sorted([*tests, *translations, "resume", *counts])
     assert (
         len(re.findall(r"^training, (?:base|big), \S+ \S+ tokens .* 1 +0$", done.stdout, re.MULTILINE)) == 8

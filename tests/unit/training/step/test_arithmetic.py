@@ -13,11 +13,11 @@ from mtrain.training.step.arithmetic import log_changes
 def message(monkeypatch, caplog):
     """The message of a run that resumes with the same arithmetic."""
 
-    def resume(device: str, reproducible: bool = True, ranks: int = 1, compiles: bool = False) -> str:
+    def resume(device: str, reproducible: bool = True, ranks: int = 1) -> str:
         caplog.clear()
         caplog.set_level("INFO", "mtrain")
         monkeypatch.setattr("mtrain.training.step.arithmetic.can_reproduce", lambda _: reproducible)
-        learner = SimpleNamespace(device=torch.device(device), compiles=compiles)
+        learner = SimpleNamespace(device=torch.device(device))
         log_changes(TrainState(arithmetic="a"), "a", learner, SimpleNamespace(is_first=True, size=ranks))
         return caplog.text
 
@@ -38,11 +38,3 @@ def test_the_same_cpu_or_gpu_gives_the_same_results(message):
 )
 def test_what_may_differ_is_said(message, run, reason):
     assert f"resuming, but not bit-identically: {reason}" in message(**run)
-
-
-def test_compiled_kernels_are_the_same_if_pytorch_does_not_choose_them_by_time(message, monkeypatch):
-    path = "mtrain.training.step.arithmetic.undocumented"
-    monkeypatch.setattr(path, lambda name: {"_inductor.config.deterministic": False}[name])
-    assert message("cuda", compiles=True) == ""
-    monkeypatch.setattr(path, lambda name: None)
-    assert "torch.compile chooses kernels by their time" in message("cuda", compiles=True)

@@ -10,8 +10,7 @@ from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
-from tests.support.faults.processes import wait
-from tests.support.ranks import exit_codes, joined, read_logs, run_ranks, started_ranks
+from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 from tests.support.training import batches_of, weights
 
 # The rows of each rank in each step. They differ in their number of tokens; a rank may have none. Five steps
@@ -168,20 +167,3 @@ def test_shared_weights_have_the_numbers_of_autocast(parts, tmp_path):
     for name, value in ddp.items():
         if name.startswith(("metrics", "gradient")):
             torch.testing.assert_close(fsdp[name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max()))
-
-
-@pytest.mark.slow
-def test_compiled_ranks_take_the_steps_of_one_that_is_not_compiled(parts, tmp_path):
-    _, model, *_ = parts
-    start = weights(model.float())
-
-    def work(ranks: Ranks) -> None:
-        save_file(train(parts, ranks, [ranks.rank], 3, compile="on"), tmp_path / f"{ranks.rank}")
-
-    with started_ranks(2, joined(work), tmp_path) as children:  # compiling takes minutes on a busy machine
-        assert exit_codes([wait(child, 560) for child in children]) == [0, 0], read_logs(tmp_path)
-    model.load_state_dict(start)
-    found, expected = load_file(tmp_path / "0"), train(parts, Ranks(torch.device("cpu")), [0, 1], 3)
-    for name in (name for name in expected if name.startswith(("metrics", "gradient"))):
-        tolerance = 1e-4 * float(expected[name].abs().max()) + 1e-6  # the gradient of the biases of keys is 0
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=tolerance)

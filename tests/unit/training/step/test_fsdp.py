@@ -14,8 +14,6 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import load_config
 from mtrain.distributed import store
-from mtrain.distributed.ranks import Ranks
-from mtrain.errors import UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.setup.micro_batch import read_limit
 from mtrain.training.step.average import WeightAverage
@@ -170,12 +168,3 @@ def test_a_rank_that_is_killed_is_named(run, tmp_path, monkeypatch):
         os.kill(children[1], signal.SIGKILL)
         assert exit_codes([wait(child) for child in children]) == [7, -signal.SIGKILL]
     assert "error: rank 1 on " in read_logs(tmp_path)[0]
-
-
-def test_what_it_cannot_do_is_an_error(parts):
-    from mtrain.training.step.fsdp import ShardedLearner  # the import takes half a second
-
-    config, model, *_ = parts
-    recipe = config.training.model_copy(update={"parallel": "fsdp", "compile": "on"})
-    with pytest.raises(UsageError, match=r"training\.compile: fsdp cannot be compiled"):
-        ShardedLearner(model, recipe, Ranks(torch.device("cpu")))

@@ -1,8 +1,5 @@
 """One optimizer step: accumulation, R-Drop, the loss scale, workers, weight decay."""
 
-import logging
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -152,34 +149,3 @@ def test_weight_decay_applies_to_matrices_and_embeddings_only(make_config, tie):
     for name, parameter in model.named_parameters():
         small = "norm" in name or name.endswith("bias")
         assert id(parameter) in (spared if small else decayed), name
-
-
-def test_compiling_silences_the_warnings_of_the_compiler(parts, monkeypatch):
-    config, model, _, _ = parts
-    monkeypatch.setattr(Transformer, "compile", lambda *_, **__: None)  # importing the compiler takes seconds
-    warnings = logging.getLogger("torch._dynamo")
-    assert warnings.isEnabledFor(logging.WARNING)
-    try:
-        Learner(model, config.training.model_copy(update={"compile": "on"}))
-        assert not warnings.isEnabledFor(logging.WARNING)
-    finally:
-        torch._logging.set_logs()  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_compiling_logs_no_graph_breaks():
-    code = """if True:
-        import torch
-        from mtrain.config.sections.model import ModelConfig
-        from mtrain.config.sections.training import TrainingConfig
-        from mtrain.model.transformer import Transformer
-        from mtrain.training.step.learner import Learner
-        sizes = {"d_model": 8, "ffn_dim": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-        vocabulary = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 8}
-        model = Transformer(ModelConfig(**sizes, **vocabulary))
-        Learner(model, TrainingConfig(max_steps=1, compile="on", precision="fp32"))
-        broken = torch.compile(lambda x: x * x.sum().item(), backend="eager")
-        print(broken(torch.ones(2)).tolist())
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "[2.0, 2.0]\n" and "raph break" not in done.stderr

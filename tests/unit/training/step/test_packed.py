@@ -34,7 +34,7 @@ def learner_of(model: dict[str, object], **recipe: object) -> Learner:
     built = build_model(ModelConfig(**{**SIZES, **VOCABULARY, **model})).double().train()
     for parameter in built.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)  # so that no bias or norm stays at 0 or 1
-    return Learner(built, TrainingConfig(max_steps=1, precision="fp32", compile="off", **recipe))
+    return Learner(built, TrainingConfig(max_steps=1, precision="fp32", **recipe))
 
 
 def sides(is_classifier: bool = False) -> tuple[Rows, Rows]:
