@@ -71,15 +71,6 @@ def make_current(device: torch.device) -> None:
         torch.get_device_module(device).set_device(device)
 
 
-def describe_numerics(device: torch.device, precision: str, workers: int) -> str:
-    """Describe what determines the exact results of a training step, besides the config and the checkpoint.
-
-    The rounding of sums depends on the number of threads and on the CPU instructions or the GPU.
-    """
-    mode = f"{describe_device(device)}, {precision}, torch {torch.__version__}"
-    return f"{mode}, {workers} worker{'s' if workers > 1 else ''}"
-
-
 def describe_device(device: torch.device) -> str:
     """The kind and the name of a device; of a CPU, its instructions and the number of threads."""
     if device.type == "cpu":

@@ -33,11 +33,6 @@ Work = Callable[[], None]
 capture_lock = threading.RLock()
 
 
-def is_capturing(device: torch.device) -> bool:
-    """Whether this thread is capturing a graph on its current stream."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 class CaptureError(Exception):
     """Some work cannot be captured as a graph. The message says why."""
 

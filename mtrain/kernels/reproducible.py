@@ -1,10 +1,9 @@
 """Sums in a fixed order on CUDA devices, so that equal steps have equal results, bit for bit.
 
 Kernels that add to memory atomically add in an order that varies: in the backward pass of fused attention, of
-`gather` and of `index_select`. Others work in an order that depends on the workspaces of cuBLAS, and
-torch.compile may choose kernels by their time. PyTorch's deterministic mode avoids all of these; see
-`torch.use_deterministic_algorithms` for what it changes. The gradients of embeddings, norms and sums have a
-fixed order without it.
+`gather` and of `index_select`. Others work in an order that depends on the workspaces of cuBLAS. PyTorch's
+deterministic mode avoids all of these; see `torch.use_deterministic_algorithms` for what it changes. The
+gradients of embeddings, norms and sums have a fixed order without it.
 """
 
 import os

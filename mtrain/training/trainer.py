@@ -12,6 +12,7 @@ from mtrain.checkpoint.state import TrainState
 from mtrain.data.epochs.batching import Division, batch_order
 from mtrain.data.epochs.loader import Loader, StepInput
 from mtrain.data.epochs.windows import Window, WindowPlanner
+from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.interop.formats import describe_exports
 from mtrain.model.build import AnyModel, build_model
@@ -24,7 +25,7 @@ from mtrain.training.records.saver import Saver, saves_in_background
 from mtrain.training.setup.micro_batch import agree_on_micro_batches
 from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
-from mtrain.training.step.arithmetic import describe_arithmetic, describe_computation
+from mtrain.training.step.arithmetic import describe_arithmetic
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learning_rate import learning_rate
 from mtrain.training.step.make_learner import make_learner
@@ -44,7 +45,8 @@ class Trainer:
         self.run_dir, self.ranks = Path(config.run_dir), ranks
         self.checkpoint = run.checkpoint and run.checkpoint.folder  # to resume from
         self.model = _make_model(run, ranks.device)
-        ranks.require_equal(describe_computation(training, ranks.device))
+        # Each rank resolves it on its own. Gradients can only be added up if all have the same.
+        ranks.require_equal({"the precision": resolve_precision(ranks.device, training.precision)})
         self.learner = make_learner(self.model, training, ranks)
         self.average = WeightAverage(self.model, training)
         with ranks.watched():

@@ -47,7 +47,7 @@ def attempt(name: str, sizes: tuple[Hashable, ...], *inputs: Any) -> Any:
     runs = outcomes.get(variant)
     # Triton uses the current device and its stream, whatever the device of its arguments is.
     with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
-        if runs is False or (runs is None and _is_capturing(variant.device)):
+        if runs is False or (runs is None and is_capturing(variant.device)):
             return None
         try:
             outputs = _run(name, inputs, with_backward=runs is None and any(variant.trained))
@@ -74,7 +74,8 @@ def _trained(inputs: tuple[Any, ...]) -> tuple[bool, ...]:
     return trained if any(trained) else ()
 
 
-def _is_capturing(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
+    """Whether this thread is capturing a CUDA graph on its current stream."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 

@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from mtrain.checkpoint.state import TrainState
-from mtrain.config.sections.training import TrainingConfig
-from mtrain.device import describe_numerics, resolve_precision
+from mtrain.device import describe_device
 from mtrain.distributed.ranks import Ranks
 from mtrain.kernels.reproducible import can_reproduce
 from mtrain.kernels.triton.available import replaced_in_training
@@ -19,15 +18,13 @@ from mtrain.training.step.learner import Learner
 log = logging.getLogger(__name__)
 
 
-def describe_computation(config: TrainingConfig, device: torch.device) -> dict[str, str]:
-    """The settings that each rank resolves on its own, and that must agree for gradients to be added up."""
-    return {"the precision": resolve_precision(device, config.precision)}
-
-
 def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int | None) -> str:
     """Describe everything that determines the exact results of a step and is not in a checkpoint. Which
     kernels a GPU does not run is known after `Learner.dry_run`."""
-    machine = describe_numerics(learner.device, learner.precision, len(learner.replicas))
+    # Sums are rounded differently with other instructions of the CPU, and another GPU or number of threads.
+    machine = f"{describe_device(learner.device)}, {learner.precision}, torch {torch.__version__}"
+    workers = len(learner.replicas)
+    machine += f", {workers} worker{'s' if workers > 1 else ''}"
     if learner.device.type == "cuda":
         machine = ", ".join([machine, *_describe_cuda(learner.device)])
     machine += "".join(f", without {kernel}" for kernel in replaced_in_training())

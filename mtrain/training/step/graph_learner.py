@@ -25,8 +25,9 @@ from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, split
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import is_out_of_memory
-from mtrain.graph_capture import CaptureError, GraphPool, Work, is_capturing
+from mtrain.graph_capture import CaptureError, GraphPool, Work
 from mtrain.kernels.foreach import add_all
+from mtrain.kernels.triton.available import is_capturing
 from mtrain.model.build import AnyModel
 from mtrain.training.step.fixed_shapes import FixedShapes
 from mtrain.training.step.learner import Learner, StepMetrics
