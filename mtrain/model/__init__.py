@@ -2,7 +2,7 @@
 
     Question                                                            File
     What do the model and its layers compute?                           transformer.py
-    Which kernel computes attention? Where is padding masked?           ../kernels/attention.py
+    Which kernel computes attention? Where is padding masked?           ../kernels/attention/dispatch.py
     Which sequence does a token belong to?                              ../kernels/sequences.py
     What is minimized: cross-entropy, label smoothing, R-Drop?          loss.py
     How is one position decoded at a time, and with which weights?      incremental.py

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.kernels.eager_attention import REGISTER
+from mtrain.kernels.attention.eager import REGISTER
 
 INITIAL_POSITIONS = 64  # allocated initially; the length limit may be far above the length of any translation
 COMPACT_EVERY = 8  # positions between removals of keys and values that no beam needs any more

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.kernels import attention as kernels
+from mtrain.kernels.attention import dispatch as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.sequences import Padded
 from mtrain.kernels.undocumented import undocumented_allowed

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
-from mtrain.kernels.attention import attention
+from mtrain.kernels.attention.dispatch import attention
 from mtrain.kernels.cross_entropy import LossSums, projected_cross_entropy
 from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.mixed_linear import as_operand, linear

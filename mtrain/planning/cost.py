@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.sections.model import ModelConfig
+from mtrain.kernels.attention.eager import padded_keys, suits_eager_kernel
 from mtrain.kernels.cross_entropy import chunk_rows
-from mtrain.kernels.eager_attention import padded_keys, suits_eager_kernel
 from mtrain.planning.hardware import Hardware
 
 FP32 = 4  # bytes

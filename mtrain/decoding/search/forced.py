@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtrain.decoding.search.predictor import log_probs_of
-from mtrain.kernels.attention import recording
+from mtrain.kernels.attention.dispatch import recording
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer, Models
 from mtrain.model.transformer import Transformer

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from mtrain.kernels.attention import recording
+from mtrain.kernels.attention.dispatch import recording
 from mtrain.kernels.linear import MIN_ROWS
 from mtrain.kernels.topk import beam_topk, row_topk
 from mtrain.model.incremental import DecodingTransformer, Models

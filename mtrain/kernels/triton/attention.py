@@ -35,8 +35,8 @@ def short_attention(
     rate: float = 0.0,
     generator: Generator = None,
 ) -> Tensor:
-    """Attention (P, E) as of `mtrain.kernels.attention.attention`, for as many sentences of queries as of
-    keys. `suits_short_attention` must be true for the longest sentence.
+    """Attention (P, E) as of `attention` in `mtrain.kernels.attention.dispatch`, for as many sentences of
+    queries as of keys. `suits_short_attention` must be true for the longest sentence.
 
     With dropout, `generator` is a HashKey, and the mask equals the mask of `HashKey.of_weights`. Tokens
     after the last sentence, and queries of a sentence without keys, get zeros, and their gradients are zero.

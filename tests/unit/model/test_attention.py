@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.kernels.attention import attention_weights, causal_mask, fused_attention, recording
+from mtrain.kernels.attention.dispatch import attention_weights, causal_mask, fused_attention, recording
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.incremental import memory_keys_and_values, self_attention_step
 from mtrain.model.transformer import Dropout, MultiHeadAttention, rotate

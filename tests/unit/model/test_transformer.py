@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import collate
-from mtrain.kernels.attention import causal_mask, recording
+from mtrain.kernels.attention.dispatch import causal_mask, recording
 from mtrain.kernels.linear import pack
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer

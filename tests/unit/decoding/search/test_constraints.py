@@ -14,7 +14,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import search
 from mtrain.errors import UsageError
-from mtrain.kernels.attention import recording
+from mtrain.kernels.attention.dispatch import recording
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, assert_same, build, options, sentences, tokens

@@ -10,7 +10,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.search.forced import all_attention, forced_log_probs, layer_attention
 from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search.search import search
-from mtrain.kernels.attention import recording
+from mtrain.kernels.attention.dispatch import recording
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer

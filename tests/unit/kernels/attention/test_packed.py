@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.kernels.attention import attention, recording
+from mtrain.kernels.attention.dispatch import attention, recording
 from mtrain.kernels.dropout import HashKey
 from mtrain.kernels.sequences import Packed, Padded
 

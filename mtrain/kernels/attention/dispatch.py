@@ -1,20 +1,4 @@
-"""Scaled dot-product attention, softmax(Q K^T / sqrt(D)) V (Vaswani et al. 2017, section 3.2.1).
-
-`attention` chooses the kernel; the model does not know which one it gets. `mtrain.model.incremental`
-calls `cached_attention`. The kernel of padded sequences is
-
-    explicit  if the weights are recorded, and for dropout on a CPU, where the fused kernel would draw from a
-              generator that all threads share
-    eager     on a CPU where gradients are needed, for few keys: see `suits_eager_kernel`
-    fused     otherwise
-
-Packed sequences are padded for these kernels if no kernel of `mtrain.kernels.packed_attention` can be used;
-with hashed dropout, the explicit kernel then computes them.
-
-Symbols in shapes: P tokens, B sequences of keys, N sequences of queries, H heads, T queries, S keys, D head
-width, E = H * D. `keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0
-there and -inf elsewhere. Both broadcast.
-"""
+"""Which kernel computes attention. Symbols in shapes: see `mtrain.kernels.attention`."""
 
 import math
 from collections.abc import Iterator
@@ -26,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.kernels.dropout import Generator, HashKey, dropout
-from mtrain.kernels.eager_attention import (
+from mtrain.kernels.attention.eager import (
     MIN_KEYS_TO_PAD,
     REGISTER,
     eager_attention,
     split_heads,
     suits_eager_kernel,
 )
-from mtrain.kernels.packed_attention import packed_attention
+from mtrain.kernels.attention.packed import packed_attention
+from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.precision import without_autocast
 from mtrain.kernels.sequences import Packed, Sequences
 

@@ -6,8 +6,8 @@ Symbols in shapes: P tokens of the queries, D head width, E model width; see `mt
 import torch
 from torch import Tensor
 
+from mtrain.kernels.attention.eager import split_heads
 from mtrain.kernels.dropout import Generator, HashKey
-from mtrain.kernels.eager_attention import split_heads
 from mtrain.kernels.sequences import Packed
 from mtrain.kernels.triton.available import attempt, suits_kernels
 from mtrain.kernels.triton.tiles import suits_short_attention
@@ -28,7 +28,7 @@ def packed_attention(
 ) -> Tensor | None:
     """Attention (P, E) by a kernel for packed sequences, or None if none suits the device and the type.
 
-    Arguments are as of `mtrain.kernels.attention.attention`; queries and keys have equally many sequences.
+    Arguments are as of `attention` in `dispatch`; queries and keys have equally many sequences.
     The kernel is
         short  for short sentences, where Triton works: see `suits_short_attention`
         flash  otherwise (Dao, "FlashAttention-2", 2023), which draws dropout from PyTorch's generator of the

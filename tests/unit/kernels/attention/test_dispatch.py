@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.kernels.attention import attention_weights, cached_attention, fused_attention
-from mtrain.kernels.eager_attention import eager_attention
+from mtrain.kernels.attention.dispatch import attention_weights, cached_attention, fused_attention
+from mtrain.kernels.attention.eager import eager_attention
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
