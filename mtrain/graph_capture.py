@@ -44,14 +44,12 @@ class GraphPool:
     def __init__(self, device: torch.device):
         self.device = device
         self._memory: Any = None  # not yet: it is an error if the allocator has no pools (issue 192464)
-        self._abandoned: list[Any] = []  # memory that earlier graphs may still use
         self._is_prepared = False
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             with capture_lock:
                 self._memory = None
-                self._abandoned.clear()
 
     def run(self, work: Work) -> None:
         """Run `work` without a graph, in the memory of the graphs. Raises as `capture` does."""
@@ -80,15 +78,7 @@ class GraphPool:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                first = error
-            # An event of another thread may have ended the capture. The next one needs other memory: in 2.11,
-            # the allocator of pinned memory goes on recording for that of a failed capture.
-            self._abandoned.append(self._memory)
-            self._memory = torch.cuda.MemPool()
-            try:
-                return self._captured(work)
-            except Exception as error:
-                raise error if is_out_of_memory(error) else first from None
+            return self._captured(work)  # an event of another thread may have ended the capture
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -131,20 +121,19 @@ class GraphPool:
         graph, uses = torch.cuda.CUDAGraph(), self._memory.use_count()
         try:
             _record(graph, work, pool=self._memory.id)
-        except Exception as error:
+        except Exception:
             self._forget(graph, uses)
-            first = error.__context__  # an error of the work, after which the end of the capture failed, too
-            raise first or error from None
-        return _Replay(graph, self)
+            # In 2.11, the allocator of pinned memory goes on recording for the memory of a failed capture.
+            self._memory = torch.cuda.MemPool()
+            raise
+        return _Replay(graph, self._memory, self.device)
 
     def _forget(self, graph: Any, uses: int) -> None:
         """Let PyTorch forget a capture that has failed, where it does not by itself. Before the capture, the
         memory had the given number of uses."""
         device, pool = torch.cuda.current_device(), self._memory.id
         end, release = (undocumented(f"_C._cuda_{name}") for name in ("endAllocateToPool", "releasePool"))
-        with suppress(
-            RuntimeError
-        ):  # needed by older versions only: they keep allocating in the pool (issue 180395)
+        with suppress(RuntimeError):  # older versions keep allocating in the pool (issue 180395)
             if end is not None:
                 end(device, pool)
         graph.reset()
@@ -173,8 +162,8 @@ def _other_errors_translated() -> Iterator[None]:
 class _Replay:
     """Replays a graph, whose memory it keeps."""
 
-    def __init__(self, graph: Any, pool: GraphPool):
-        self._graph, self._pool = graph, pool
+    def __init__(self, graph: Any, memory: Any, device: torch.device):
+        self._graph, self._memory, self._device = graph, memory, device
 
     def __call__(self) -> None:
         self._graph.replay()
@@ -184,15 +173,24 @@ class _Replay:
             with capture_lock:
                 # The last replay may still be running. Before PyTorch unmaps memory of expandable segments,
                 # it waits for the stream of the capture, but not for other streams.
-                torch.cuda.synchronize(self._pool.device)
+                torch.cuda.synchronize(self._device)
                 self._graph.reset()  # before the memory may be freed
+                self._memory = None
 
 
 def _record(graph: Any, work: Callable[[], object], **options: Any) -> None:
-    """Capture on the current stream. Other threads may pin memory and use other streams meanwhile."""
-    stream = torch.cuda.current_stream()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local", **options):
-        work()
+    """Capture on the current stream. Other threads may pin memory and use other streams meanwhile. Raises the
+    error of the work, after which the end of the capture fails, too."""
+    stream, errors = torch.cuda.current_stream(), list[Exception]()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local", **options):
+            try:
+                work()
+            except Exception as error:
+                errors.append(error)
+                raise
+    except Exception as error:
+        raise (errors[0] if errors else error) from None
 
 
 @cache

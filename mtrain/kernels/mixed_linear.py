@@ -14,19 +14,14 @@ from mtrain.kernels.precision import product_dtype, product_fp32, without_autoca
 from mtrain.kernels.triton.available import attempt, suits_kernels
 
 
-def as_operand(x: Tensor) -> Tensor:
-    """x in the type in which a GPU computes products with it, so that several products convert it once."""
-    return x.to(product_dtype(x)) if suits_kernels(x) else x
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b (.., O) for x (.., I), a weight (O, I) and a bias (O).
 
     Under autocast, a GPU returns the gradients of weight and bias in their own type directly from the
     product, instead of rounding them first.
     """
-    dtype = product_dtype(x)
-    if dtype == weight.dtype or not torch.is_grad_enabled() or not suits_kernels(x):
+    # The device first: on a CPU, decoding makes many small products.
+    if not suits_kernels(x) or not torch.is_grad_enabled() or (dtype := product_dtype(x)) == weight.dtype:
         return F.linear(x, weight, bias)
     return _MixedLinear.apply(x, weight, bias, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -59,5 +54,5 @@ class _MixedLinear(torch.autograd.Function):
 
 def _sum_over_tokens(x: Tensor) -> Tensor:
     """The sum (O) of x (P, O), in fp32."""
-    total: Tensor | None = attempt("mixed_linear.sum_over_tokens", (x.dtype,), x)
+    total: Tensor | None = attempt("mixed_linear.sum_over_tokens", (x.dtype,), x, in_backward=True)
     return x.sum(0, dtype=torch.float32) if total is None else total

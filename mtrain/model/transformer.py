@@ -18,7 +18,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.attention.dispatch import attention
 from mtrain.kernels.cross_entropy import LossSums, projected_cross_entropy
 from mtrain.kernels.dropout import Generator, HashKey, dropout
-from mtrain.kernels.mixed_linear import as_operand, linear
+from mtrain.kernels.mixed_linear import linear
 from mtrain.kernels.norm import BranchNorm
 from mtrain.kernels.precision import widest_float
 from mtrain.kernels.sequences import Padded, Sequences
@@ -399,7 +399,6 @@ class Transformer(Encoder):
         """Hidden states (N*T, E) for target ids (N*T), given the encoder output (B*S, E)."""
         positions = self.embed.positions(0, targets.longest, self.learned_target_positions)
         x = self.embed(ids, targets, self.target_embedding or self.source_embedding, positions)
-        memory = as_operand(memory)  # of each layer
         for layer in self.decoder:
             x = layer(x, targets, memory, sources)
         return self.decoder_norm(x)  # type: ignore[no-any-return]

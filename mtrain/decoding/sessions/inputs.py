@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     """What is known of each sentence, as views of one buffer of integers, which is copied to the device at
     once. Sentences that fill the buffer up have neither source tokens nor positions."""
 
-    spans: Tensor  # (B, 2) the first source token, of all that follow one another, and the number of tokens
+    spans: Tensor  # (B, 2) the place of the first source token among those of all sentences, and their number
     limits: Tensor  # (B) maximum lengths; 0: no sentence
     min_lengths: Tensor  # (B)
     prefixes: Tensor  # (B, T) the tokens that translations begin with, then FREE; (B, 0) without any
@@ -59,15 +59,15 @@ class Inputs(NamedTuple):
         sizes = [math.prod(part) for part in parts]
         buffer = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
         views = zip(torch.split(buffer, sizes), parts, strict=True)
-        sources, *inputs = (view.view(part) for view, part in views)
-        return buffer, sources, cls(*inputs)
+        source_ids, *inputs = (view.view(part) for view, part in views)
+        return buffer, source_ids, cls(*inputs)
 
-    def fill(self, sources: Tensor, batch: Batch, limits: Tensor) -> int:
-        """Store a batch, whose translations have these maximum lengths; its source ids in `sources` (B*S).
+    def fill(self, source_ids: Tensor, batch: Batch, limits: Tensor) -> int:
+        """Store a batch, whose translations have these maximum lengths; its source ids in `source_ids` (B*S).
         Returns their number."""
         count, config = len(batch.rows), batch.config
         ids, lengths = map(torch.from_numpy, PackedRows.from_lists(batch.rows))
-        sources[: len(ids)] = ids
+        source_ids[: len(ids)] = ids
         firsts, counts = self.spans.unbind(1)
         counts.zero_()
         counts[:count] = lengths

@@ -58,8 +58,8 @@ class Session:
         states = shape.sentences * shape.beams * model_config.d_model
         self.pool = pool if states <= MAX_STATES_OF_GRAPH else None
         pinned = device.type == "cuda"
-        self._host, self._host_sources, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned)
-        self._buffer, self.sources, self.inputs = Inputs.of(shape, device)
+        self._host, self._host_ids, self._host_inputs = Inputs.of(shape, torch.device("cpu"), pinned)
+        self._buffer, self.source_ids, self.inputs = Inputs.of(shape, device)
         sizes = (shape.sentences, shape.beams, shape.source, shape.positions)
         self.decoders = [StaticDecoder(model, *sizes) for model in models]
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -82,7 +82,7 @@ class Session:
         """The best hypotheses of each sentence. `limits` are the maximum lengths of the translations, on the
         host."""
         self._capture()
-        tokens = self._host_inputs.fill(self._host_sources, batch, limits)
+        tokens = self._host_inputs.fill(self._host_ids, batch, limits)
         self._buffer.copy_(self._host, non_blocking=True)
         self._start(tokens)
         steps, sentences = int(limits.max()), self.shape.sentences
@@ -112,7 +112,7 @@ class Session:
         if self.pool is None or tokens * self.model_config.d_model > MAX_STATES_OF_ENCODER_GRAPH:
             self._make_prologue(tokens)()
         else:
-            self._run("prologue", min(bucket(tokens, self.shape.source), len(self.sources)))
+            self._run("prologue", min(bucket(tokens, self.shape.source), len(self.source_ids)))
 
     def _run(self, part: Part, size: int) -> None:
         """The prologue for a number of source tokens, or a step of the first sentences."""
@@ -126,7 +126,7 @@ class Session:
 
     def _make_prologue(self, tokens: int) -> Work:
         decoders, inputs, state, bos_id = self.decoders, self.inputs, self.state, self.model_config.bos_id
-        ids, longest, position = self.sources[:tokens], self.shape.source, self.position
+        ids, longest, position = self.source_ids[:tokens], self.shape.source, self.position
 
         def work() -> None:
             sources = inputs.sources(tokens, longest)

@@ -32,25 +32,27 @@ def suits_kernels(x: Tensor) -> bool:
     return x.device.type == "cuda" and x.dtype != torch.float64
 
 
-def attempt(name: str, sizes: tuple[Hashable, ...], *inputs: Any) -> Any:
+def attempt(name: str, sizes: tuple[Hashable, ...], *inputs: Any, in_backward: bool = False) -> Any:
     """What a function of this package, "module.function", returns for some inputs, the first of which is a
     tensor. None where no kernel suits it, or where the kernel cannot be compiled, or needs more of the device
     than there is: the caller then computes the same by operators.
 
     `sizes` are the types and sizes that the kernel is compiled for. They are tried when they first occur,
-    with the backward pass if gradients are needed. While a CUDA graph is captured, nothing is tried, and the
-    result for new sizes is None. A reason is logged once. Exhausted memory is an error, and no such reason.
+    with the backward pass if gradients are needed; a call `in_backward` is itself a part of one. While a CUDA
+    graph is captured, nothing is tried, and the result for new sizes is None. A reason is logged once.
+    Exhausted memory is an error, and no such reason.
     """
     if not suits_kernels(inputs[0]):
         return None
-    variant = Variant(name, inputs[0].device, sizes, _trained(inputs))
+    variant = Variant(name, inputs[0].device, sizes, (True,) if in_backward else _trained(inputs))
     runs = outcomes.get(variant)
     # Triton uses the current device and its stream, whatever the device of its arguments is.
     with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
         if runs is False or (runs is None and is_capturing(variant.device)):
             return None
         try:
-            outputs = _run(name, inputs, with_backward=runs is None and any(variant.trained))
+            tries_backward = runs is None and bool(variant.trained) and not in_backward
+            outputs = _run(name, inputs, with_backward=tries_backward)
         except Exception as error:  # of Triton or of what it calls: there is no common class
             if runs or is_out_of_memory(error):
                 raise

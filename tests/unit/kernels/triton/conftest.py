@@ -24,6 +24,6 @@ def device() -> torch.device:
 @pytest.fixture(params=["triton", "operators"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Functions that have a kernel use it, or its twin in operators."""
-    for module in ("cross_entropy", "mixed_linear", "triton.available"):
+    for module in ("cross_entropy", "mixed_linear", "norm", "triton.available"):
         monkeypatch.setattr(f"mtrain.kernels.{module}.suits_kernels", lambda x: request.param == "triton")
     return str(request.param)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from mtrain.kernels.cross_entropy import projected_cross_entropy
 from mtrain.kernels.decoding_step import Allowed, add_norm, best_tokens, cross_attention, self_attention
 from mtrain.kernels.dropout import HashKey, dropout
+from mtrain.kernels.mixed_linear import linear
+from mtrain.kernels.norm import BranchNorm
 from mtrain.kernels.triton import available
 from mtrain.kernels.triton.available import attempt, replaced_in_training, suits_kernels
 
@@ -28,7 +30,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], st
     """Replaces the kernel of dropout, whose name it returns, and uses it on every device."""
 
     def replace(function: Callable[..., Any]) -> str:
-        for module in ("cross_entropy", "triton.available"):
+        for module in ("cross_entropy", "mixed_linear", "norm", "triton.available"):
             monkeypatch.setattr(f"mtrain.kernels.{module}.suits_kernels", lambda x: True)
         monkeypatch.setattr("mtrain.kernels.triton.dropout.hashed_dropout", function)
         return "dropout.hashed_dropout"
@@ -56,6 +58,15 @@ def of_source(beams: int) -> Callable[[Tensor], Tensor]:
     return lambda x: cross_attention(x.repeat_interleave(beams, dim=0), memory, spans, 1)
 
 
+def gradient_of_bias(x: Tensor) -> Tensor:
+    """The gradient of the bias of a linear map in bf16."""
+    weight, bias = torch.ones(4, 12), torch.zeros(4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        linear(x, weight, bias).backward(x[:, :4].round().bfloat16())
+    assert bias.grad is not None
+    return bias.grad
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
     [
@@ -64,6 +75,8 @@ def of_source(beams: int) -> Callable[[Tensor], Tensor]:
         ("decoding.add_norm", lambda x: add_norm(x.clone(), x, nn.LayerNorm(12), torch.float32)),
         ("decoding.attention", lambda x: self_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
         ("decoding.attention", of_source(1)),
+        ("norm.norm_branch", lambda x: BranchNorm(12)(x)[0]),
+        ("mixed_linear.sum_over_tokens", gradient_of_bias),
         ("next_tokens.best_tokens", lambda x: best_tokens(x, Allowed(zeros(1), zeros(6), 3))[1]),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mtrain.kernels.mixed_linear import as_operand, linear
+from mtrain.kernels.mixed_linear import linear
 
 
 @pytest.mark.parametrize(("tokens", "features"), [(1, 7), (50, 130), (4200, 24), (0, 8)])
@@ -30,18 +30,10 @@ def test_values_are_those_of_pytorch_and_gradients_are_rounded_less(
         assert (ours - other).norm() <= rounded * other.norm()
 
 
-def test_parameters_that_are_not_trained_get_no_gradient(implementation: str, device: torch.device) -> None:
+def test_parameters_need_not_be_trained(implementation: str, device: torch.device) -> None:
     x = torch.randn(3, 2, 4, device=device, requires_grad=True)
     weight, bias = torch.randn(5, 4, device=device), torch.randn(5, device=device)
     with torch.autocast(device.type, torch.bfloat16):
         linear(x, weight, bias).sum().backward()
-    assert x.grad is not None and x.grad.shape == x.shape and weight.grad is None
-
-
-def test_an_operand_is_converted_once_where_kernels_are_used(
-    implementation: str, device: torch.device
-) -> None:
-    x = torch.randn(3, 4, device=device)
-    with torch.autocast(device.type, torch.bfloat16):
-        assert as_operand(x).dtype == (torch.bfloat16 if implementation == "triton" else torch.float32)
-    assert as_operand(x) is x
+    expected = weight.bfloat16().sum(0).float().expand_as(x)
+    torch.testing.assert_close(x.grad, expected, rtol=0.02, atol=0.02)
