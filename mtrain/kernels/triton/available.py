@@ -29,7 +29,7 @@ outcomes: dict[Variant, bool] = {}  # whether a kernel runs
 
 def suits_kernels(x: Tensor) -> bool:
     """Whether there may be kernels for a tensor: on CUDA devices, except in fp64."""
-    return x.device.type == "cuda" and x.dtype != torch.float64
+    return x.is_cuda and x.dtype != torch.float64
 
 
 def attempt(name: str, sizes: tuple[Hashable, ...], *inputs: Any, in_backward: bool = False) -> Any:

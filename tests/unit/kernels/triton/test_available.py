@@ -41,7 +41,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], st
 def test_only_cuda_devices_use_kernels_and_not_in_fp64() -> None:
     assert not suits_kernels(torch.zeros(1)) and not suits_kernels(torch.zeros(1, device="meta"))
     assert suits_kernels(SECOND_GPU)
-    assert not suits_kernels(SimpleNamespace(device=SECOND_GPU.device, dtype=torch.float64))
+    assert not suits_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float64))
 
 
 class Refused(Exception):
