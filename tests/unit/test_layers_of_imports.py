@@ -26,7 +26,7 @@ ORDER = [
     ["data", "model"],
     ["checkpoint", "inspection"],
     ["decoding"],
-    ["evaluation"],
+    ["evaluation", "documents"],
     ["interop", "runs"],
     ["training", "report"],
     ["planning"],
