@@ -28,7 +28,7 @@ ORDER = [
     ["decoding"],
     ["evaluation", "documents"],
     ["interop", "runs"],
-    ["training", "report"],
+    ["training", "report", "serve"],
     ["planning"],
     ["cli"],
     ["__main__"],
