@@ -127,13 +127,13 @@ def thread_pool(workers: int) -> ThreadPoolExecutor | None:
     if workers == 1:
         return None
     threads = torch.get_num_threads()
-    return ThreadPoolExecutor(workers, "mtrain", _use_threads, (max(1, threads // workers), threads))
+    return ThreadPoolExecutor(workers, "mtrain", use_threads, (max(1, threads // workers), threads))
 
 
 _SETTING_THREADS = threading.Lock()
 
 
-def _use_threads(count: int, default: int) -> None:
+def use_threads(count: int, default: int) -> None:
     """Let operations of this thread use `count` threads, and operations of threads started later `default`.
 
     `torch.set_num_threads` sets both numbers. PyTorch gives a thread the default at its first operation or

@@ -29,11 +29,16 @@ def count_words(text: str) -> int:
     return len(_WORD.findall(text))
 
 
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where each word of a text begins and ends."""
+    return [word.span() for word in _WORD.finditer(text)]
+
+
 def words_at(text: str, positions: Sequence[int]) -> list[Words]:
     """The words of each token of a text; tokens begin at `positions`. These are the word at or after the
     position (or the last word), and the words that begin before the next position. A token at position -1
     has `NO_WORDS`."""
-    spans = [word.span() for word in _WORD.finditer(text)]
+    spans = word_spans(text)
     if not spans:
         return [NO_WORDS] * len(positions)
     begins = [begin for begin, _ in spans]

@@ -85,7 +85,7 @@ class Workers:
         batches = self.batches(task.config, [max(len(part.source), len(part.prefix)) for part in parts])
 
         def decode_rows(rows: list[int]) -> list[list[Translation]]:
-            return self._decode_one(task._replace(parts=[parts[row] for row in rows]))
+            return self.decode_one(task._replace(parts=[parts[row] for row in rows]))
 
         alone = len(batches) == 1 and not self._forked  # then it uses all threads of this process
         mapped = map if self._pool is None or alone else self._pool.map
@@ -117,7 +117,7 @@ class Workers:
         tokens = batch_tokens(config, ensemble.models, ensemble.device)
         return _BATCHES_PER_WORKER * tokens // (SHORT * config.hypotheses)
 
-    def _decode_one(self, task: DecodingTask) -> list[list[Translation]]:
+    def decode_one(self, task: DecodingTask) -> list[list[Translation]]:
         """Decode a batch in this process, or in a worker process if another thread is decoding here."""
         if not self._decoding.acquire(blocking=False):
             process = self._free_process()

@@ -1,6 +1,7 @@
 """The language of texts, by py3langid if it is installed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from mtrain.errors import UsageError
 EXTRA = "pip install 'mtrain[languages]'"  # installs py3langid
 _TEXTS = 200  # which suffice
 _LETTERS = 20  # of less text, the language is not identified
+_CHARACTERS = 10_000  # which suffice
 _PROBABILITY = 0.5  # above which a single text is taken to be in a language
 # Of languages that py3langid calls otherwise.
 _LABELS = {"fil": "tl", "iw": "he", "ki": "kik", "nb": "no", "sh": "sr"}
@@ -47,6 +49,30 @@ def identify_language(texts: Sequence[str]) -> Identified | None:
     return None if code == _NO_LANGUAGE else Identified(code, frozenset(codes[_SIMILAR:]))
 
 
+@cache
+def _identifier() -> Any:
+    """The model of py3langid, with probabilities."""
+    from py3langid import langid
+
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
+def detect_languages(text: str, among: Collection[str]) -> list[tuple[str, float]]:
+    """The languages `among` which a text may be in, the most probable one first, with probabilities that sum
+    to 1. Empty if py3langid knows none of them or, for several ones, is not installed."""
+    if len(set(among)) == 1:
+        return [(code, 1.0) for code in set(among)]
+    if not can_identify():
+        return []
+    codes = {_LABELS.get(code, code): code for code in among}
+    probabilities: dict[str, float] = {}
+    for label, probability in _identifier().rank(text[:_CHARACTERS]):
+        if code := codes.get(label) or codes.get(_CHINESE.get(label, "")):
+            probabilities[code] = probabilities.get(code, 0.0) + float(probability)
+    total = sum(probabilities.values()) or 1.0
+    return sorted(((code, each / total) for code, each in probabilities.items()), key=lambda pair: -pair[1])
+
+
 class LanguageFilter:
     """Finds texts that are not in an expected language."""
 
@@ -54,9 +80,7 @@ class LanguageFilter:
         """Raises UsageError if py3langid is not installed, or does not know the language."""
         if not can_identify():
             raise UsageError(f"data.filters.language needs py3langid, which is not installed; run `{EXTRA}`")
-        from py3langid import langid
-
-        self._model: Any = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+        self._model = _identifier()
         self._label = _LABELS.get(base_language(language), base_language(language))
         if self._label not in self._model.labels:
             known = ", ".join(sorted(self._model.labels))

@@ -1,0 +1,92 @@
+"""`mtrain serve`."""
+
+import logging
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from mtrain.cli.console import options, terminal
+from mtrain.cli.translate.translate import load_translator
+from mtrain.errors import DataError, UsageError
+
+log = logging.getLogger(__name__)
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_PACKAGES = ("starlette", "uvicorn", "python_multipart")
+
+
+def serve(
+    models: Annotated[
+        list[Path], Argument(metavar="MODEL", help="Run folder or model folder; several for more directions.")
+    ],
+    host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, metavar="N", help="Port; 0: any free one.")] = 5000,
+    engine: Annotated[
+        Literal["mtrain", "ctranslate2"], options.speed(help="What decodes: mtrain, or CTranslate2.")
+    ] = "mtrain",
+    api_keys: Annotated[
+        Path | None, options.path(help="File with the API keys that may be used, one per line.")
+    ] = None,
+    insecure: Annotated[
+        bool, Option("--insecure", help="Let everyone who can reach an address other than loopback ask.")
+    ] = False,
+    cors: Annotated[
+        list[str] | None, Option(metavar="ORIGIN", help="Web pages that may ask, or *; repeatable.")
+    ] = None,
+    char_limit: Annotated[
+        int, Option(min=1, max=10_000_000, metavar="N", help="Maximum number of characters of a request.")
+    ] = 100_000,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+) -> None:
+    """Serve MODELs to clients of LibreTranslate and of OpenAI's chat API, and on a web page.
+
+    SIGTERM and Ctrl-C stop the server once all requests are answered. /docs describes the API.
+
+    Examples:
+        mtrain serve runs/en-de runs/de-en
+        mtrain serve runs/en-de --host 0.0.0.0 --api-keys keys.txt
+    """
+    if host not in _LOOPBACK and not (api_keys or insecure):
+        reason = "others can reach this address; give --api-keys FILE, or --insecure if everyone may ask"
+        raise UsageError(f"--host {host}: {reason}")
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise UsageError(f"mtrain serve needs {', '.join(missing)}; run `pip install 'mtrain[serve]'`")
+    keys = [] if api_keys is None else _read_keys(api_keys)
+    settings = ["decoding.split=sentences", *options.overrides(set_)]  # clients send paragraphs
+    import torch
+    import uvicorn
+
+    from mtrain.serve.app import make_app
+    from mtrain.serve.ctranslate2_engine import ctranslate2_decoder
+    from mtrain.serve.models import Models, ServedModel
+    from mtrain.serve.requests import digest_of
+    from mtrain.serve.server import Server
+
+    served = []
+    for path in models:
+        translator = load_translator(path, device, settings)
+        threads = max(1, torch.get_num_threads() // translator.workers.count)
+        decode = ctranslate2_decoder(path, translator, threads) if engine == "ctranslate2" else None
+        served.append(ServedModel.of(path, translator, decode))
+    catalog = Models(served)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listener:
+        logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client
+        app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys]), cors or ())
+        shown = f"[{host}]" if ":" in host else host
+        log.info("serving %s at http://%s:%d", ", ".join(catalog.by_name), shown, listener.getsockname()[1])
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none")
+        uvicorn.Server(config).run([listener])
+
+
+def _read_keys(file: Path) -> list[str]:
+    """The API keys in a file. Lines that are empty or begin with # are skipped."""
+    terminal.require_file(file)
+    lines = [line.strip() for line in terminal.read_lines(file)]
+    if not (keys := [line for line in lines if line and not line.startswith("#")]):
+        raise DataError(f"{file}: no API keys; write one per line")
+    return keys

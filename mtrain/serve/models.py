@@ -1,0 +1,129 @@
+"""The models of a server, and the directions that they translate in."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mtrain.config.language_names import find_language, language_name
+from mtrain.config.languages import base_language, find_code
+from mtrain.data.text.identify_language import EXTRA, detect_languages
+from mtrain.decoding.translate import Translator
+from mtrain.errors import ModelError, UsageError
+from mtrain.serve.batching import Decode
+
+_MOST_TRANSLATORS = 1024  # directions of a multilingual model that are kept ready
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """A model, and the codes by which clients name the languages that it translates from and into."""
+
+    name: str
+    translator: Translator
+    decode: Decode
+    sources: dict[str, str]  # clients' codes to the model's
+    targets: dict[str, str]
+
+    @classmethod
+    def of(cls, path: Path, translator: Translator, decode: Decode | None = None) -> "ServedModel":
+        """A loaded model, which is called as its folder is. Raises ModelError if its languages are
+        unknown."""
+        sources, targets = _languages_of(translator)
+        if "und" in (*sources, *targets):
+            cure = "write source_lang and target_lang in its config.yaml"
+            raise ModelError(f"{path}: the languages of the model are unknown; {cure}")
+        folder = path.resolve()
+        name = folder.parent.name if folder.name == "model" else folder.name
+        decode = decode or translator.workers.decode_one
+        return cls(name, translator, decode, _short_codes(sources), _short_codes(targets))
+
+    def translates(self, source: str, target: str) -> bool:
+        """Whether the model translates between two languages, by clients' codes."""
+        return source in self.sources and target in self.targets and source != target
+
+    @lru_cache(_MOST_TRANSLATORS)  # noqa: B019  (models live as long as the server)
+    def between(self, source: str, target: str) -> Translator:
+        """The translator for a direction, by clients' codes."""
+        own = self.translator.own_direction
+        codes = self.sources[source], self.targets[target]
+        return self.translator if codes == tuple(own) else self.translator.between(*codes)
+
+
+def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
+    """The languages that a model translates from and into, by its own codes. A tag `<2de>` names only the
+    target. If the language of the sources has such a tag, too, sources may be in all these languages."""
+    own, tags = translator.own_direction, translator.language_tags
+    vocabulary = translator.tokenizer.source
+    if tags == "none":
+        return [own.source], [own.target]
+    if tags.startswith("codes"):
+        return [*vocabulary.codes], [*vocabulary.codes]
+    names = sorted(vocabulary.pieces[i][1:-1] for i in vocabulary.symbols)
+    targets = [name[1:] for name in names if name.startswith("2")]
+    if tags == "both":
+        return [name for name in names if not name.startswith("2")], targets
+    return (targets if own.source in targets else [own.source]), targets
+
+
+def _short_codes(codes: Iterable[str]) -> dict[str, str]:
+    """Codes as clients use them, with the model's codes: `de` for `deu_Latn` and, because a model has several
+    of them, `zh-Hans` for `zho_Hans`."""
+    known, bases = list(codes), [base_language(code) for code in codes]
+    if not any("_" in code for code in known):
+        return {code: code for code in known}
+    return {
+        base if bases.count(base) == 1 else find_language(code) or code: code
+        for code, base in zip(known, bases, strict=True)
+    }
+
+
+class Models:
+    """All models of a server; of several models for a direction, the first one translates."""
+
+    def __init__(self, served: Sequence[ServedModel]):
+        """Raises UsageError if two models have the same name."""
+        self.served = served
+        self.by_name = {model.name: model for model in served}
+        if len(self.by_name) < len(served):
+            names = ", ".join(model.name for model in served)
+            raise UsageError(f"MODEL: folders have the same name ({names}); rename or link one of them")
+        self.sources = [*dict.fromkeys(code for model in served for code in model.sources)]
+        targets = (code for model in served for code in model.targets)
+        self.codes = [*dict.fromkeys([*self.sources, *targets])]
+
+    def targets_of(self, source: str) -> list[str]:
+        """The languages that a language can be translated into."""
+        return [code for code in self.codes if any(each.translates(source, code) for each in self.served)]
+
+    def find(self, source: str, target: str, name: str | None = None) -> tuple[ServedModel, Translator]:
+        """The model that translates between two languages, or that has a name, and its translator. Raises
+        UsageError if there is none."""
+        served = self.served if name is None else [self.by_name[name]]
+        source, target = (find_language(code) or code for code in (source, target))
+        source = find_code(source, [*dict.fromkeys(code for model in served for code in model.sources)])
+        into = [code for model in served for code in model.targets if model.translates(source, code)]
+        target = find_code(target, [*dict.fromkeys(into)])
+        model = next(model for model in served if model.translates(source, target))
+        return model, model.between(source, target)
+
+    def detect(self, text: str, target: str | None = None) -> list[dict[str, Any]]:
+        """The languages that a text may be in, the most probable one first, with a confidence from 0 to 100:
+        of all languages, or of those that can be translated into `target`. Raises UsageError if the language
+        cannot be identified."""
+        into = None if target is None else base_language(target)
+        sources = (
+            code for code in self.sources if into in {base_language(each) for each in self.targets_of(code)}
+        )
+        codes = {base_language(code): code for code in (self.codes if into is None else sources)}
+        if not (found := detect_languages(text, codes)):
+            raise UsageError(f"the language cannot be identified; name it, or install py3langid: {EXTRA}")
+        return [{"language": codes[code], "confidence": round(100 * each, 1)} for code, each in found[:5]]
+
+    def languages(self) -> list[dict[str, Any]]:
+        """The answer to `/languages`."""
+        return [
+            {"code": code, "name": language_name(code), "targets": self.targets_of(code)}
+            for code in self.codes
+        ]

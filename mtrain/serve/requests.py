@@ -1,0 +1,80 @@
+"""Reading requests, within limits."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from mtrain.tokenizer.tokenizer import valid_text
+
+SECONDS_TO_SEND = 30.0  # for the body of a request
+MOST_TEXTS = 1000  # of a request
+_BYTES_PER_CHARACTER = 12  # at most, such as \ud83d\ude00 in JSON
+_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+
+
+async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
+    """The fields of a request, from its query and its body: JSON or a form. Raises HTTPException if it is
+    neither, too slow, or too large for so many characters."""
+    limit, size = _BYTES_PER_CHARACTER * char_limit + 65536, request.headers.get("content-length", "")
+    if not size.isdecimal():
+        raise HTTPException(411, "the request must have a Content-Length")
+    if len(size) > 15 or int(size) > limit:
+        raise HTTPException(413, f"the request has more than {limit} bytes")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        async with asyncio.timeout(SECONDS_TO_SEND):
+            if kind in _FORMS:
+                form = await request.form(max_part_size=limit)
+                fields: Any = {key: each if len(each := form.getlist(key)) > 1 else each[0] for key in form}
+            else:
+                fields = json.loads(await request.body())
+    except TimeoutError:
+        raise HTTPException(408, "the body of the request did not arrive in time") from None
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise HTTPException(400, "the body of the request must be a JSON object or a form")
+    return {**request.query_params, **fields}
+
+
+def text_of(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """A field with text. Raises HTTPException if it is missing."""
+    value = fields.get(name, default)
+    if not isinstance(value, str) or not value:
+        raise HTTPException(400, f"Invalid request: missing {name} parameter")
+    return value
+
+
+def require_texts(texts: Sequence[Any], char_limit: int) -> list[str]:
+    """Texts without unpaired surrogates. Raises HTTPException if there are none, too many or other values, or
+    if they are too long."""
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise HTTPException(400, "Invalid request: text, or a list of texts, is missing")
+    size = sum(map(len, texts))
+    if len(texts) > MOST_TEXTS or size > char_limit:
+        found = f"{len(texts)} texts with {size} characters"
+        raise HTTPException(
+            413, f"Invalid request: {found} exceed {MOST_TEXTS} texts or {char_limit} characters"
+        )
+    return [valid_text(text) for text in texts]
+
+
+def require_key(request: Request, fields: Mapping[str, Any], digests: Collection[bytes]) -> None:
+    """Raise HTTPException unless the request has a key with one of some digests; see `digest_of`."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    given = str(fields.get("api_key") or (token if scheme.lower() == "bearer" else ""))
+    equal = [hmac.compare_digest(digest_of(given), digest) for digest in digests]
+    if digests and not any(equal):
+        status = 401 if request.url.path.startswith("/v1/") else 403
+        raise HTTPException(status, "Invalid API key" if given else "An API key is required")
+
+
+def digest_of(key: str) -> bytes:
+    """What is compared in place of an API key, so that the time does not depend on its length."""
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

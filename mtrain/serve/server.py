@@ -1,0 +1,86 @@
+"""What the routes of a server share: its models, its limits, its counters, and translated files."""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from mtrain.decoding.translate import Translator
+from mtrain.decoding.translation import Translation
+from mtrain.serve.batching import Batcher
+from mtrain.serve.models import Models, ServedModel
+from mtrain.serve.requests import read_fields, require_key
+
+SECONDS_KEPT, _FILES_KEPT = 3600, 100
+
+
+@dataclass(eq=False)
+class Server:
+    """Models, who may ask them, and for how much."""
+
+    models: Models
+    char_limit: int = 100_000  # characters of a request
+    key_digests: Sequence[bytes] = ()  # of API keys; none: everyone may ask
+    seconds: float = 300.0  # for the translation of a request
+    counts: Counter[str] = field(default_factory=Counter)
+    _files: dict[str, tuple[float, str]] = field(default_factory=dict)  # times and texts, by name
+
+    def __post_init__(self) -> None:
+        self.batcher = Batcher(max(model.translator.workers.count for model in self.models.served))
+
+    async def fields(self, request: Request) -> dict[str, Any]:
+        """The fields of a request, whose API key is checked."""
+        self.counts[f'requests_total{{path="{request.url.path}"}}'] += 1
+        fields = await read_fields(request, self.char_limit)
+        require_key(request, fields, self.key_digests)
+        return fields
+
+    async def detect(self, texts: Sequence[str], target: str | None = None) -> list[dict[str, Any]]:
+        """See `Models.detect`."""
+        return await run_in_threadpool(self.models.detect, "\n".join(texts), target)
+
+    async def translate(
+        self,
+        found: tuple[ServedModel, Translator],
+        texts: Sequence[str],
+        n_best: int = 1,
+        alignments: bool = False,
+    ) -> list[Translation]:
+        """Translate texts with what `Models.find` returns. Raises QueueFullError, TimeoutError, UsageError,
+        and HTTPException if decoding fails."""
+        model, translator = found
+        self.counts["characters_total"] += sum(map(len, texts))
+        async with asyncio.timeout(self.seconds):
+            given = translator, texts, n_best, alignments, model.decode
+            future = await run_in_threadpool(self.batcher.submit, *given)
+            try:
+                return await asyncio.wrap_future(future)
+            except Exception as error:
+                raise HTTPException(500, f"Cannot translate text: {error}") from error
+
+    def keep_file(self, text: str) -> str:
+        """Keep a translated file for an hour; returns its name."""
+        name = f"{secrets.token_urlsafe(16)}.txt"
+        self._files = dict([*self._files.items(), (name, (time.monotonic(), text))][-_FILES_KEPT:])
+        return name
+
+    def file(self, name: str) -> str:
+        """The text of a translated file. Raises HTTPException if it is not kept any longer."""
+        self._files = {
+            key: kept for key, kept in self._files.items() if time.monotonic() - kept[0] < SECONDS_KEPT
+        }
+        if name not in self._files:
+            raise HTTPException(404, "no such file; translated files are kept for an hour")
+        return self._files[name][1]
+
+    def metrics(self) -> str:
+        """The counters, in the text format of Prometheus."""
+        counts = {**self.counts, **self.batcher.counts, "waiting_parts": self.batcher.waiting}
+        return "".join(f"mtrain_{name} {value}\n" for name, value in sorted(counts.items()))

@@ -1,0 +1,195 @@
+"""`mtrain serve`: mistakes on the command line, and a running server with its clients and its page."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import one_line
+from tests.support.training import PAIRS
+
+KNOWN = dict(PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--host", "0.0.0.0"], 2, "--host 0.0.0.0: others can reach this address; give --api-keys FILE, or"),
+        (["--host", "example.org"], 2, "--host example.org: others can reach this address"),
+        (["--api-keys", "missing.txt"], 3, "missing.txt: no such file"),
+        (["--engine", "marian"], 2, "engine"),
+        (["--port", "70000"], 2, "port"),
+        (["--set", "decoding.samples=2", "--engine", "ctranslate2"], 2, "use --engine mtrain"),
+    ],
+)
+def test_mistakes_are_one_line(mtrain, run_dir, arguments, code, message):
+    found, out, err = mtrain("serve", run_dir, *arguments)
+    assert (found, out) == (code, "")
+    assert message in one_line(err)
+
+
+def test_a_missing_package_is_named(mtrain, run_dir, monkeypatch):
+    monkeypatch.setattr("mtrain.cli.serving.find_spec", lambda name: None)
+    code, _, err = mtrain("serve", run_dir)
+    assert code == 2
+    assert "starlette, uvicorn, python_multipart; run `pip install 'mtrain[serve]'`" in one_line(err)
+
+
+def test_a_file_without_keys_and_a_taken_port_are_errors(mtrain, run_dir, tmp_path):
+    (tmp_path / "keys").write_text("# none\n\n")
+    code, _, err = mtrain("serve", run_dir, "--api-keys", tmp_path / "keys")
+    assert code == 3
+    assert "no API keys" in one_line(err)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, _, err = mtrain("serve", run_dir, "--device", "cpu", "--port", taken.getsockname()[1])
+    assert code == 6
+    assert "in use" in one_line(err)
+
+
+@contextmanager
+def running(*arguments):
+    """A server in a process of its own, and its address."""
+    command = [
+        sys.executable,
+        "-m",
+        "mtrain",
+        "serve",
+        *map(str, arguments),
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        found = next(match for line in process.stderr if (match := re.search(r"http://\S+", line)))
+        yield process, found[0]
+        process.terminate()
+
+
+def ask(address, **fields):
+    data = json.dumps({"source": "en", "target": "de", **fields}).encode()
+    request = urllib.request.Request(f"{address}/translate", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["translatedText"]
+
+
+@pytest.mark.slow
+def test_clients_of_both_interfaces_translate(run_dir, tmp_path):
+    libretranslate = pytest.importorskip("libretranslatepy")
+    openai = pytest.importorskip("openai")
+    (tmp_path / "keys").write_text("# of the team\nsecret\n")
+    with running(run_dir, "--api-keys", tmp_path / "keys") as (process, address):
+        client = libretranslate.LibreTranslateAPI(address, "secret")
+        assert client.translate("A cat sleeps.", "en", "de") == "Eine Katze schläft."
+        assert client.languages()[0]["targets"] == ["de"]
+        assert client.detect("Der Hund rennt im Park.")[0]["language"] == "de"
+        chats = openai.OpenAI(base_url=f"{address}/v1", api_key="secret")
+        [model] = chats.models.list()
+        messages = [{"role": "system", "content": "Translate."}, {"role": "user", "content": "It rains."}]
+        answer = chats.chat.completions.create(model=model.id, messages=messages)
+        assert answer.choices[0].message.content == "Es regnet."
+        stream = chats.chat.completions.create(model=model.id, messages=messages, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "Es regnet."
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0).models.list()
+    assert process.returncode == 143
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_thousands_of_requests_are_answered_in_constant_memory(run_dir):
+    texts = list(KNOWN) * 125
+    with (
+        running(run_dir, "--set", "decoding.beam_size=1") as (process, address),
+        ThreadPoolExecutor(8) as pool,
+    ):
+        sizes = []
+        for _ in range(3):
+            answers = pool.map(lambda text: ask(address, q=text), texts)
+            assert [*answers] == [KNOWN[text] for text in texts]
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            sizes.append(int(status.partition("VmRSS:")[2].split()[0]))
+    assert sizes[2] < 1.05 * sizes[0]
+
+
+@pytest.mark.slow
+def test_a_stop_signal_waits_for_translations(run_dir):
+    texts = list(KNOWN) * 20
+    with running(run_dir) as (process, address), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, address, q=texts)
+        while b"mtrain_characters_total" not in urllib.request.urlopen(f"{address}/metrics").read():
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGTERM)
+        assert answer.result() == [KNOWN[text] for text in texts]
+        assert process.wait() == 143
+
+
+@pytest.fixture(scope="module")
+def address(run_dir):
+    with running(run_dir) as (_, found):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    program, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
+    if program is None or driver is None:
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as opened:
+        yield opened
+
+
+def text_of(browser, id_, seconds=20.0):
+    """The text of an element, once there is some."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := browser.execute_script(f"return document.getElementById('{id_}').innerText"):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{id_} is empty")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])
+def test_the_page_translates_as_one_types(address, browser, width, scheme):
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get(address)
+    browser.switch_to.active_element.send_keys("A cat sleeps.")  # the keyboard suffices
+    assert text_of(browser, "target") == "Eine Katze schläft."
+    assert len(text_of(browser, "alternatives").split("\n")) == 3
+    keys = browser.find_element("id", "target")
+    keys.send_keys("\ue014")  # the right arrow
+    assert browser.execute_script("return document.querySelectorAll('#mirror mark').length") >= 1
+    assert "Eine ←" in text_of(browser, "aligned")
+    unnamed = """return [...document.querySelectorAll('select, textarea, button, input, [role=textbox]')]
+        .filter((each) => !(each.ariaLabel || each.labels?.length || each.textContent.trim())).length"""
+    assert browser.execute_script(unnamed) == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"] == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [
+        each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"
+    ]
+    assert asked
+    assert all(url.startswith((address, "data:")) for url in asked)

@@ -1,0 +1,140 @@
+"""HTML: texts out, translations in, every tag kept."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrain.decoding.alignment import count_words
+from mtrain.documents.html import Html
+
+
+def same(text):
+    """A translation that is the text itself."""
+    return text, tuple((i, i) for i in range(count_words(text)))
+
+
+def reversed_words(text):
+    words = text.split()
+    return " ".join(words[::-1]), tuple((i, len(words) - 1 - i) for i in range(len(words)))
+
+
+def translated(html, translate):
+    document = Html(html)
+    return document.with_translations([translate(text) for text in document.texts])
+
+
+@pytest.mark.parametrize(
+    ("html", "texts"),
+    [
+        ("<h1>One</h1>\n  <p>Two <b>big</b> words</p>", ["One", "Two big words"]),
+        ("a<br>b<hr/>c", ["a", "b", "c"]),
+        ("<p>one\n   line &amp; more</p>", ["one line & more"]),
+        ("<pre>two\n  lines</pre>", ["two\n  lines"]),
+        ("<script>if (a < b) f('<p>no</p>')</script><style>p{}</style>yes", ["yes"]),
+        ("<!-- no --><textarea>no</textarea> <a><img alt=no></a>", []),
+        ("", []),
+        ("plain", ["plain"]),
+    ],
+)
+def test_texts_are_paragraphs_without_markup(html, texts):
+    document = Html(html)
+    assert document.texts == texts
+    assert document.with_translations([same(text) for text in texts]) == html.replace("\n   line", " line")
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p>red <b>cats</b></p>", "<p><b>cats</b> red</p>"),
+        ("<b>red cats</b>", "<b>cats red</b>"),
+        ("the <a href='x>y'><i>red</i> cats</a> sleep", "sleep <a href='x>y'>cats <i>red</i></a> the"),
+        ("water<sup>1</sup> and (<b>fire</b>).", "(<b>fire</b>). and water<sup>1</sup>"),
+        ("see <img src=1> red <br>dog", "<img src=1> red see <br>dog"),
+        ("one <b>two</b> <i>three</i> &lt;x&gt;", "&lt;x&gt; <i>three</i> <b>two</b> one"),
+    ],
+)
+def test_tags_follow_their_words(html, expected):
+    assert translated(html, reversed_words) == expected
+
+
+def test_an_element_without_aligned_words_stays_and_is_empty():
+    found = translated("<p>I <b>do</b> not</p>", lambda _: ("ich nicht", ((0, 0), (2, 1))))
+    assert found == "<p>ich <b></b>nicht</p>"
+
+
+def test_of_scattered_words_the_longest_run_is_in_the_element():
+    found = translated("<b>a b c</b> d", lambda _: ("A D B C", ((0, 0), (3, 1), (1, 2), (2, 3))))
+    assert found == "A D <b>B C</b>"
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "</b>x</i> y <b>z",
+        "<b><p>one two</p></b>",
+        "a <b>b <i>c</b> d</i> e",
+        "x <unknown-tag>y</unknown-tag> z",
+    ],
+)
+def test_unbalanced_markup_is_kept(html):
+    assert translated(html, same) == html
+
+
+class Collector(HTMLParser):
+    """The tags of a text, in order."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, *attrs))
+
+    def handle_endtag(self, tag):
+        self.tags.append(f"/{tag}")
+
+
+PIECES = [
+    "one",
+    "two",
+    " ",
+    "\n",
+    ".",
+    "&amp;",
+    "&nbsp;",
+    "日本",
+    "<b>",
+    "</b>",
+    "<i class=x>",
+    "</i>",
+    "<p>",
+    "</p>",
+]
+PIECES += ["<img>", "<br/>", "<!-- c -->", "<pre>", "</pre>"]
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join), st.sampled_from([same, reversed_words]), st.randoms())
+def test_no_tag_is_lost_or_added(html, translate, draw):
+    def shuffled(text):
+        translation, alignment = translate(text)
+        kept = [link for link in alignment if draw.random() < 0.7]
+        words = count_words(translation)
+        return translation, tuple((i, j) for i, j in kept if j < words)
+
+    found = translated(html, shuffled)
+    assert sorted(map(str, Collector(found).tags)) == sorted(map(str, Collector(html).tags))
+    assert found.count("<!-- c -->") == html.count("<!-- c -->")
+    words = re.findall(r"\w", re.sub(r"<.*?>|&\w+;", "", html))
+    assert sorted(re.findall(r"\w", re.sub(r"<.*?>|&\w+;", "", found))) == sorted(words)
+
+
+@pytest.mark.parametrize(
+    "html", ["<b>" * 20_000 + "x", "<!--" * 20_000, "<a b='" * 15_000, "&" * 50_000, "<" * 50_000]
+)
+def test_hostile_markup_is_not_slow(html):
+    assert translated(html, same).count("x") == html.count("x")

@@ -1,0 +1,271 @@
+"""The routes of the server, as clients of LibreTranslate and of OpenAI use them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mtrain.serve import app
+from mtrain.serve.requests import digest_of
+from tests.support.serving import asked, served
+from tests.support.training import PAIRS
+
+pytest.importorskip("starlette")
+TRANSLATE = {"source": "en", "target": "de"}
+KNOWN = dict(PAIRS)
+
+
+@pytest.fixture(scope="module")
+def server(run_dir):
+    return served(run_dir)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with asked(server, origins=["https://pages.example"]) as opened:
+        yield opened
+
+
+def error_of(answer, status):
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["json", "data", "files"])
+def test_text_arrives_as_json_or_as_a_form(client, kind):
+    fields = {"q": "A cat sleeps.", **TRANSLATE}
+    sent = {name: (None, value) for name, value in fields.items()} if kind == "files" else fields
+    assert client.post("/translate", **{kind: sent}).json() == {"translatedText": "Eine Katze schläft."}
+    assert client.post("/translate", params=TRANSLATE, json={"q": "It rains."}).json()["translatedText"]
+
+
+def test_a_list_is_answered_with_lists(client):
+    fields = {"q": [*KNOWN, ""], "source": "auto", "target": "de", "alternatives": 2, "api_key": ""}
+    answer = client.post("/translate", json=fields).json()
+    assert answer["translatedText"] == [*KNOWN.values(), ""]
+    assert answer["detectedLanguage"] == [{"language": "en", "confidence": 100.0}] * 9
+    assert [len(others) for others in answer["alternatives"]] == [2] * 8 + [0]
+    assert all(
+        best not in others for best, others in zip(KNOWN.values(), answer["alternatives"], strict=False)
+    )
+    form = client.post("/translate", data={**TRANSLATE, "q": ["It rains.", "The sun shines."]}).json()
+    assert form["translatedText"] == ["Es regnet.", "Die Sonne scheint."]
+
+
+def test_paragraphs_keep_their_line_breaks(client):
+    answer = client.post("/translate", json={**TRANSLATE, "q": "It rains.\n\nThe sun shines.\r\n"}).json()
+    assert answer["translatedText"] == "Es regnet.\n\nDie Sonne scheint.\r\n"
+
+
+def test_tags_of_html_are_put_back(client):
+    fields = {**TRANSLATE, "q": "<h1>It <b>rains</b>.</h1>\n<p>The sun shines.</p>", "format": "html"}
+    answer = client.post("/translate", json={**fields, "alternatives": 1}).json()
+    assert [answer["translatedText"].count(tag) for tag in ("<b>", "</b>", "</h1>\n<p>")] == [1, 1, 1]
+    assert answer["translatedText"].replace("<b>", "").replace("</b>", "").strip() == (
+        "<h1>Es regnet.</h1>\n<p>Die Sonne scheint.</p>"
+    )
+    assert len(answer["alternatives"]) == 1
+    assert client.post("/translate", json={**fields, "q": ["<br>", ""]}).json()["translatedText"] == [
+        "<br>",
+        "",
+    ]
+
+
+def test_alignments_are_positions_of_words(client):
+    answer = client.post("/translate", json={**TRANSLATE, "q": "It 😀rains.", "alignments": True}).json()
+    source, target = [(0, 2), (3, 10)], answer["translatedText"]
+    for begin, end, start, stop in answer["alignments"]:
+        assert (begin, end) in source
+        assert target[start:stop] in target.split()
+
+
+def test_languages_and_limits_are_stated(client):
+    assert client.get("/languages").json() == [
+        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": []},
+    ]
+    settings = client.get("/frontend/settings").json()
+    assert (settings["charLimit"], settings["keyRequired"]) == (100_000, False)
+    assert settings["language"]["target"] == {"code": "de", "name": "German"}
+    assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_language_is_detected_among_those_of_the_server(client):
+    pytest.importorskip("py3langid")
+    found = client.post("/detect", data={"q": "Der Hund rennt im Park."}).json()
+    assert [each["language"] for each in found] == ["de", "en"]
+    assert found[0]["confidence"] > 80
+
+
+def test_a_file_is_translated_and_kept_for_an_hour(client, monkeypatch):
+    file = {"file": ("mine.txt", "\ufeffIt rains.\nA cat sleeps.\n".encode())}
+    url = client.post("/translate_file", data={**TRANSLATE, "source": "auto"}, files=file).json()[
+        "translatedFileUrl"
+    ]
+    assert client.get(url).text == "Es regnet.\nEine Katze schläft.\n"
+    assert "attachment" in client.get(url).headers["content-disposition"]
+    monkeypatch.setattr("mtrain.serve.server.SECONDS_KEPT", 0)
+    assert "an hour" in error_of(client.get(url), 404)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"q": "x", "source": "en"}, "missing target"),
+        ({"source": "en", "target": "de"}, "text, or a list of texts, is missing"),
+        ({"q": [], **TRANSLATE}, "text, or a list of texts, is missing"),
+        ({"q": ["x", 1], **TRANSLATE}, "text, or a list of texts, is missing"),
+        ({"q": "x", "source": "en", "target": "fr"}, "language fr: the model has no such language"),
+        ({"q": "x", "source": "\ud800", "target": "de"}, "language \ufffd"),
+        ({"q": "x", **TRANSLATE, "alternatives": "many"}, "alternatives must be a number"),
+        ({"q": "x", **TRANSLATE, "format": "pdf"}, "format text or html"),
+    ],
+)
+def test_wrong_fields_are_named(client, fields, message):
+    assert message in error_of(client.post("/translate", content=json.dumps(fields)), 400)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("application/json", b"no JSON"),
+        ("application/json", b"[" * 100_000),
+        ("application/json", b"\xff\xfe"),
+        ("application/json", b"[]"),
+        ("application/json", b"1" * 50_000),
+        ("", b""),
+        ("multipart/form-data; boundary=x", b"--x\r\nbroken"),
+        ("application/x-www-form-urlencoded", b"a=b&" * 5000),
+    ],
+)
+def test_a_body_that_is_neither_json_nor_a_form_is_refused(client, kind, content):
+    assert error_of(client.post("/translate", content=content, headers={"Content-Type": kind}), 400)
+
+
+def test_too_much_text_is_refused(client):
+    for content, found in (
+        (json.dumps({**TRANSLATE, "q": "x" * 100_001}), "100001 characters"),
+        (json.dumps({**TRANSLATE, "q": [""] * 1001}), "1001 texts"),
+        (b" " * 1_300_000, "bytes"),
+    ):
+        assert found in error_of(client.post("/translate", content=content), 413)
+    endless = client.post("/translate", content=(part for part in [b"{}"]))
+    assert "Content-Length" in error_of(endless, 411)
+
+
+def test_unknown_pages_and_files_are_errors(client):
+    assert error_of(client.get("/nothing"), 404) == "Not Found"
+    assert error_of(client.get("/translate"), 405) == "Method Not Allowed"
+    assert ".txt" in error_of(client.post("/translate_file", data=TRANSLATE), 400)
+    binary = {"file": ("x.txt", b"\xff")}
+    assert "UTF-8" in error_of(client.post("/translate_file", data=TRANSLATE, files=binary), 400)
+
+
+def test_a_chat_translates_the_last_message_of_the_user(client):
+    messages = [
+        {"role": "system", "content": "Translate."},
+        {"role": "user", "content": "It rains."},
+        {"role": "assistant", "content": "Es regnet."},
+        {"role": "user", "content": [{"type": "text", "text": "A cat sleeps."}]},
+    ]
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["by-heart:en-de"]
+    fields = {"model": "by-heart:en-de", "messages": messages}
+    answer = client.post("/v1/chat/completions", json=fields).json()
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Eine Katze schläft."}
+    assert answer["usage"]["total_tokens"] == sum(list(answer["usage"].values())[:2])
+    lines = client.post("/v1/chat/completions", json={**fields, "stream": True}).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert (
+        "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "Eine Katze schläft."
+    )
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    assert lines[-2:] == ["data: [DONE]", ""]
+
+
+def test_errors_below_v1_are_as_openai_clients_expect_them(client):
+    fields = {"model": "by-heart:en-fr", "messages": []}
+    found = error_of(client.post("/v1/chat/completions", json=fields), 404)
+    assert found["type"] == "invalid_request_error"
+    assert "by-heart:en-fr does not exist" in found["message"]
+    wrong = client.post("/v1/chat/completions", json={"model": "by-heart:en-de", "messages": [7]})
+    assert "text" in error_of(wrong, 400)["message"]
+
+
+def test_a_failing_translation_is_an_error_of_its_request_alone(run_dir, monkeypatch):
+    server = served(run_dir)
+    real = server.models.served[0].decode
+
+    def decode(task):
+        if any(part.line == 0 and len(part.source) < 5 for part in task.parts):
+            raise RuntimeError("broken")
+        return real(task)
+
+    server.models.served[0].decode = decode
+    with asked(server) as client:
+        assert "Cannot translate text: broken" in error_of(
+            client.post("/translate", json={**TRANSLATE, "q": "A"}), 500
+        )
+        assert client.post("/translate", json={**TRANSLATE, "q": "It rains."}).json() == {
+            "translatedText": "Es regnet."
+        }
+        assert "mtrain_failures_total 1" in client.get("/metrics").text
+
+
+def test_api_keys_are_required_of_those_who_translate(run_dir):
+    with asked(served(run_dir, key_digests=[digest_of("ä secret"), digest_of("other")])) as client:
+        fields = {**TRANSLATE, "q": "It rains."}
+        assert error_of(client.post("/translate", json=fields), 403) == "An API key is required"
+        assert error_of(client.post("/translate", json={**fields, "api_key": "no"}), 403) == "Invalid API key"
+        assert client.post("/translate", json={**fields, "api_key": "ä secret"}).status_code == 200
+        bearer = {"Authorization": "Bearer other"}
+        assert client.post("/translate", json=fields, headers=bearer).status_code == 200
+        assert client.get("/metrics").status_code == 403
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers=bearer).status_code == 200
+        assert client.get("/languages").status_code == 200
+        assert client.get("/frontend/settings").json()["keyRequired"] is True
+
+
+def test_busy_and_slow_servers_say_when_to_come_back(server, client, monkeypatch):
+    monkeypatch.setattr("mtrain.serve.batching.MOST_WAITING", 0)
+    answer = client.post("/translate", json={**TRANSLATE, "q": "It rains."})
+    assert "busy" in error_of(answer, 429)
+    assert int(answer.headers["retry-after"]) >= 1
+    monkeypatch.undo()
+    monkeypatch.setattr(server, "seconds", 0.0)
+    answer = client.post("/translate", json={**TRANSLATE, "q": "It rains."})
+    assert "too long" in error_of(answer, 503)
+    assert answer.headers["retry-after"]
+
+
+def test_pages_of_some_origins_may_ask(client):
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    allowed = client.options("/translate", headers={"Origin": "https://pages.example", **asks})
+    assert allowed.headers["access-control-allow-origin"] == "https://pages.example"
+    refused = client.options("/translate", headers={"Origin": "https://other.example", **asks})
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_counters_are_in_the_format_of_prometheus(client):
+    client.post("/translate", json={**TRANSLATE, "q": "It rains."})
+    lines = client.get("/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines)
+    assert all(float(value) >= 0 for value in values.values())
+    assert float(values['mtrain_requests_total{path="/translate"}']) >= 1
+    assert values["mtrain_waiting_parts"] == "0"
+
+
+def test_every_route_is_described(server, client):
+    spec = client.get("/spec").json()
+    described = {(path, method) for path, methods in spec["paths"].items() for method in methods}
+    found: list[Any] = app.make_app(server).routes
+    routes = {(route.path, method.lower()) for route in found for method in route.methods - {"HEAD"}}
+    routes -= {(path, "get") for path in ("/", "/docs", "/spec")}
+    assert described == routes
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_nothing_from_elsewhere(client, path):
+    page = client.get(path).text
+    assert page.startswith("<!DOCTYPE html>")
+    assert not any(mark in page for mark in ("http://", "https://", "//cdn", "@import", "url("))

@@ -1,0 +1,102 @@
+"""Which languages models translate between, by the codes that clients use."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mtrain.config.languages import Direction
+from mtrain.errors import ModelError, UsageError
+from mtrain.serve.models import Models, ServedModel
+
+
+def model(name, source, target, tags="none", pieces=(), codes=()):
+    """A model as a server sees it. `between` returns the codes of the model."""
+    vocabulary = SimpleNamespace(
+        pieces=list(pieces), symbols=range(len(pieces)), codes={code: i for i, code in enumerate(codes)}
+    )
+    translator = SimpleNamespace(
+        own_direction=Direction(source, target),
+        language_tags=tags,
+        tokenizer=SimpleNamespace(source=vocabulary),
+        between=lambda *codes: codes,
+    )
+    return ServedModel.of(Path(name), translator, lambda task: [])
+
+
+def directions(models):
+    return {(code, target) for code in models.sources for target in models.targets_of(code)}
+
+
+def found(models, *arguments):
+    served, translator = models.find(*arguments)
+    return served.name, translator
+
+
+def test_several_models_make_several_directions():
+    models = Models([model("a", "en", "de"), model("b", "de", "en"), model("c", "en", "fr")])
+    assert directions(models) == {("en", "de"), ("de", "en"), ("en", "fr")}
+    assert found(models, "en", "fr") == ("c", models.served[2].translator)
+    assert found(models, "EN", "fr-CA")[0] == "c"
+    for wrong in (("fr", "en"), ("de", "fr"), ("en", "en"), ("xx", "de")):
+        with pytest.raises(UsageError):
+            models.find(*wrong)
+
+
+def test_codes_of_a_multilingual_model_have_short_names():
+    codes = ["eng_Latn", "deu_Latn", "zho_Hans", "zho_Hant"]
+    models = Models([model("many", "eng_Latn", "deu_Latn", "codes", codes=codes)])
+    assert [each["code"] for each in models.languages()] == ["en", "de", "zh-Hans", "zh-Hant"]
+    assert models.targets_of("en") == ["de", "zh-Hans", "zh-Hant"]
+    assert found(models, "de", "zh-Hant") == ("many", ("deu_Latn", "zho_Hant"))
+    assert found(models, "eng_Latn", "zho_Hans") == ("many", ("eng_Latn", "zho_Hans"))
+    assert found(models, "en", "de") == ("many", models.served[0].translator)
+    with pytest.raises(UsageError, match="several codes of the model fit: zh-Hans, zh-Hant"):
+        models.find("en", "zh")
+
+
+def test_tags_name_the_languages():
+    one_to_many = model("a", "en", "de", "target", ["<2de>", "<2fr>", "<other>"])
+    assert directions(Models([one_to_many])) == {("en", "de"), ("en", "fr")}
+    many_to_many = model("a", "en", "de", "target", ["<2de>", "<2en>"])
+    assert directions(Models([many_to_many])) == {("en", "de"), ("de", "en")}
+    both = model("a", "en", "de", "both", ["<en>", "<cs>", "<2de>", "<2en>"])
+    assert directions(Models([both])) == {("en", "de"), ("cs", "de"), ("cs", "en")}
+    assert found(Models([both]), "cs", "en") == ("a", ("cs", "en"))
+
+
+def test_a_model_is_called_as_its_folder_is():
+    assert model("runs/mine", "en", "de").name == "mine"
+    assert model("runs/mine/model", "en", "de").name == "mine"
+    with pytest.raises(UsageError, match="the same name"):
+        Models([model("a/x", "en", "de"), model("b/x", "de", "en")])
+    models = Models([model("a", "en", "de"), model("b", "en", "de")])
+    assert found(models, "en", "de", "b")[0] == "b"
+    assert found(models, "en", "de")[0] == "a"
+
+
+def test_the_languages_of_a_model_must_be_known():
+    with pytest.raises(ModelError, match=r"mine: the languages of the model are unknown; write source_lang"):
+        model("mine", "und", "de")
+
+
+def test_the_source_language_is_detected_among_those_that_can_be_translated():
+    pytest.importorskip("py3langid")
+    models = Models(
+        [model("a", "en", "de"), model("b", "fr", "de"), model("c", "de", "en"), model("d", "es", "en")]
+    )
+    text = "Le chien court dans le parc."
+    [first, *others] = models.detect(text, "de")
+    assert (first["language"], [each["language"] for each in others]) == ("fr", ["en"])
+    assert {each["language"] for each in models.detect(text)} == {"en", "de", "fr", "es"}
+    assert models.detect(text, "en")[0]["language"] in ("de", "es")
+    with pytest.raises(UsageError, match="cannot be identified"):
+        models.detect(text, "ja")
+
+
+def test_without_language_identification_a_single_source_is_known(monkeypatch):
+    monkeypatch.setattr("mtrain.data.text.identify_language.can_identify", lambda: False)
+    models = Models([model("a", "en", "de"), model("c", "de", "en"), model("d", "es", "en")])
+    assert models.detect("?", "de") == [{"language": "en", "confidence": 100.0}]
+    with pytest.raises(UsageError, match="install py3langid"):
+        models.detect("It rains.", "en")
