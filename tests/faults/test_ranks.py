@@ -23,7 +23,7 @@ from mtrain.training import loop, trainer
 from mtrain.training.fit import make_trainer
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.setup.micro_batch import read_limit
-from mtrain.training.step import arithmetic, average
+from mtrain.training.step import average
 from mtrain.training.validation.translation import Scores, Validator
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
@@ -411,7 +411,7 @@ def test_33_ranks_that_resolve_another_precision_end_before_the_first_step(run, 
     def work() -> None:
         if os.environ["RANK"] == "1":
             # As on an older GPU. This process ends with the test.
-            arithmetic.resolve_precision = lambda *_: "fp16"  # type: ignore[attr-defined]
+            trainer.resolve_precision = lambda *_: "fp16"  # type: ignore[attr-defined]
         fit(run, 4)()
 
     assert exit_codes(run_ranks(2, work, tmp_path)) == [7, 7]
