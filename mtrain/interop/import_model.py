@@ -23,7 +23,7 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.interop.generation_config import decoding_from_generation
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
 from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer, take_tokenizer, write_languages
-from mtrain.interop.marian import FIXED, architecture, take_marian_tokenizer
+from mtrain.interop.marian import FIXED, architecture, take_marian_tokenizer, with_defaults
 from mtrain.interop.marian_tensors import EMBEDDINGS, from_transformers, positions_in, without_last_token
 from mtrain.paths import path_of
 from mtrain.regular_files import MAX_JSON_BYTES, read_file
@@ -48,6 +48,7 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> bool:
     if (kind := config.get("model_type")) not in [*FIXED]:  # it may be a list
         known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
         raise ModelError(f"{folder}: {known}; model_type in config.json is {kind!r}")
+    config = with_defaults(config)
 
     def fill(temporary: Path) -> None:
         tensors, settled, tokenizer = _convert(folder, temporary / "tokenizer", config, source)

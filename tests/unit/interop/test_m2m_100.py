@@ -25,6 +25,7 @@ from mtrain.decoding.scoring.score import score_pairs
 from mtrain.decoding.search.search import search
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
+from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
 from mtrain.interop.m2m_100_tokenizer import take_tokenizer, write_languages
 from mtrain.model.transformer import Transformer
@@ -357,6 +358,30 @@ def test_punctuation_is_normalized_for_nllb(nllb, tmp_path):
     assert begins[pieces.index("'")] in (quoted.index("\u2018"), quoted.index("\u2019"))
 
 
+@pytest.mark.parametrize("new", [False, True])
+def test_added_words_are_not_languages(mtrain, originals, tmp_path, new):
+    folder = Path(shutil.copytree(originals[new], tmp_path / "nllb"))
+    edit(folder / "config.json", vocab_size=309)
+    file = folder / ("tokenizer.json" if new else "tokenizer_config.json")
+    added = json.loads(file.read_text())["added_tokens" if new else "added_tokens_decoder"]
+    word = {**(added[0] if new else added["301"]), "content": "Oz", "special": False}
+    if new:
+        edit(file, added_tokens=[*added, {**word, "id": 307}])
+        del word["id"]
+    else:
+        edit(file, added_tokens_decoder=added | {"307": word})
+        (folder / "added_tokens.json").write_text('{"Oz": 307}')
+    code, _, err = mtrain("import", folder, tmp_path / "out")
+    assert code == 0 and "mtrain segments the added word(s) ['Oz'] like other text; if one is the code" in err
+    loaded = load_model(tmp_path / "out")
+    assert loaded.config.languages == CODES and 307 not in loaded.config.decoding.forbidden_ids
+    assert loaded.tokenizer.decode([[307]]) == ["Oz"]
+    export_model(tmp_path / "out", tmp_path / "back", "m2m_100")
+    described = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert described["307"] == {**dict.fromkeys(word, False), "content": "Oz"}
+    assert described["306"]["special"] and described["301"]["special"]
+
+
 # ------------------------------------------------------------------------------------------------ fine-tuning
 
 
@@ -446,6 +471,33 @@ def test_old_files_of_fairseq_are_imported(nllb, tmp_path):
     torch.save(tensors, nllb / "pytorch_model.bin")
     with pytest.raises(ModelError, match="positional encodings that are not sinusoidal"):
         import_model(str(nllb), tmp_path / "other")
+
+
+def test_missing_keys_have_the_values_of_transformers(nllb, tmp_path):
+    """M2M100Config differs from MarianConfig, and does not have all of its keys."""
+    import_model(str(nllb), tmp_path / "expected")
+    names = ["attention_dropout", "activation_dropout", "dropout", "scale_embedding", "activation_function"]
+    names += ["eos_token_id", "decoder_start_token_id", "tie_word_embeddings"]
+    other = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 5}
+    edit(nllb / "config.json", **dict.fromkeys(names), **other)
+    import_model(str(nllb), tmp_path / "out")
+    model = load_model(tmp_path / "out").config.model
+    assert model == load_model(tmp_path / "expected").config.model
+    assert model.attention_dropout == transformers().M2M100Config().attention_dropout
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_untied_embeddings(nllb, tmp_path, shared):
+    """Transformers 4 shares the embeddings of source and target, Transformers 5 does not."""
+    theirs = make(nllb, 309, tie_word_embeddings=False)
+    if shared:
+        for side in (theirs.model.encoder, theirs.model.decoder):
+            side.embed_tokens.weight = theirs.model.shared.weight
+        names = {f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")}
+        stored = {name: tensor for name, tensor in theirs.state_dict().items() if name not in names}
+        save_file(stored, nllb / "model.safetensors")
+    import_model(str(nllb), tmp_path / "out")
+    assert largest_difference(theirs, load_model(tmp_path / "out").model) < 1e-5
 
 
 def test_transformers_is_not_needed(nllb, tmp_path, monkeypatch):
