@@ -68,9 +68,12 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     added, words = _added_tokens(folder, names)
     ids: dict[str, Any] = pieces | added
     ids |= {token: i for i, token in enumerate(listed, len(pieces)) if token not in ids}
-    if words := sorted(words - pieces.keys() - {*listed}):
+    words -= {*pieces, *listed}
+    if words:
         advice = "if one is the code of a language, set `special` to true where the tokenizer's files list it"
-        log.warning("%s: mtrain segments the added word(s) %s like other text; %s", folder, words[:5], advice)
+        log.warning(
+            "%s: mtrain segments the added word(s) %s like other text; %s", folder, sorted(words)[:5], advice
+        )
     others = {*pieces, *words}
     codes = [token for token in ids if token not in others and not token.startswith("<")]
     if not codes:

@@ -28,6 +28,7 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
 from mtrain.interop.m2m_100_tokenizer import take_tokenizer, write_languages
+from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
@@ -376,10 +377,34 @@ def test_added_words_are_not_languages(mtrain, originals, tmp_path, new):
     loaded = load_model(tmp_path / "out")
     assert loaded.config.languages == CODES and 307 not in loaded.config.decoding.forbidden_ids
     assert loaded.tokenizer.decode([[307]]) == ["Oz"]
-    export_model(tmp_path / "out", tmp_path / "back", "m2m_100")
+    export_model(tmp_path / "out", tmp_path / "back", "m2m_100", texts=TEXTS[:1])
     described = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["added_tokens_decoder"]
     assert described["307"] == {**dict.fromkeys(word, False), "content": "Oz"}
     assert described["306"]["special"] and described["301"]["special"]
+
+
+@pytest.mark.parametrize("format", ["m2m_100", "ctranslate2"])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_exports_are_compared_with_codes(ctranslate2, nllb, tmp_path, legacy, format):
+    edit(nllb / "tokenizer_config.json", legacy_behaviour=legacy, tgt_lang="deu_Latn")
+    import_model(str(nllb), tmp_path / "model")
+    export_model(tmp_path / "model", tmp_path / "out", format, texts=TEXTS[:1])
+    loaded = load_model(tmp_path / "model")
+    if format == "m2m_100":
+        exported = open_transformers(tmp_path / "out", loaded)
+    else:
+        exported = open_ctranslate2(tmp_path / "out", loaded, None)
+    rows: list[list[int]] = []
+
+    def record(row: list[int], limit: int) -> list[int]:
+        rows.append(row)
+        return exported.translate(row, limit)
+
+    [summary] = verify(loaded, exported._replace(translate=record), TEXTS[:3], exact=True)
+    assert summary.startswith("3 sentences: 3 translations identical (greedy)")
+    with Translator.load(tmp_path / "model", "cpu").between("en", "de") as translator:
+        assert rows == translator.splitter.encode(TEXTS[:3])
+    assert exported.translate(rows[0], 5)[0] == loaded.tokenizer.source.codes["deu_Latn"]
 
 
 # ------------------------------------------------------------------------------------------------ fine-tuning
