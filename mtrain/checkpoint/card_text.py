@@ -135,7 +135,7 @@ def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
     config = model.config
     facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
-    if config.languages:
+    if config.example:
         source, target = config.example
         facts |= {"source": source, "target": target}
         facts["languages"] = f" --from {source} --to {target}"

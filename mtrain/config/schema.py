@@ -173,8 +173,11 @@ class ModelFolderConfig(Section):
     decoding: DecodingConfig = Field(description="default decoding settings")
 
     @property
-    def example(self) -> Direction:
-        """Two of `languages`: the model's own or, if they are not known, the first and the last."""
+    def example(self) -> Direction | None:
+        """Two of `languages`, if there are any: the model's own or, if they are not known, the first and the
+        last."""
+        if not self.languages:
+            return None
         pairs = (self.source_lang, self.languages[0]), (self.target_lang, self.languages[-1])
         return Direction(*(other if code == "und" else code for code, other in pairs))
 

@@ -76,7 +76,7 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     forbidden = loaded.config.decoding.forbidden_ids
-    if loaded.tokenizer.source.codes:
+    if loaded.config.example:
         tokenizer.src_lang = loaded.config.example.source
         [model.generation_config.forced_bos_token_id] = _tags(loaded).target
 
@@ -108,8 +108,8 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
 
 def _tags(loaded: LoadedModel) -> TagIds:
     """The codes of the languages between which the models translate, if they have any."""
-    config, tokenizer = loaded.config, loaded.tokenizer
-    return tokenizer.tags_of(config.example, config.language_tags) if tokenizer.source.codes else TagIds()
+    example, tags = loaded.config.example, loaded.config.language_tags
+    return loaded.tokenizer.tags_of(example, tags) if example else TagIds()
 
 
 def _of_tokens(logits: torch.Tensor, tokens: list[int]) -> list[float]:

@@ -330,12 +330,19 @@ def test_ids_without_text_are_never_generated(made):
 
 def test_languages_are_chosen_and_completed(mtrain, nllb, tmp_path):
     code, _, err = mtrain("import", nllb, tmp_path / "out")
-    assert code == 0 and "mtrain translate" in err and "--from en --to de" in err
+    chosen = "--from eng_Latn --to zho_Hant"
+    assert code == 0 and err.endswith(f"next: mtrain translate {tmp_path / 'out'} {chosen} 'Hello.'\n")
+    code, _, err = mtrain("average", tmp_path / "out", tmp_path / "out", "-o", tmp_path / "average")
+    assert code == 0 and f"mtrain translate {tmp_path / 'average'} {chosen} 'Hello.'" in err
+    files = ["--source", tmp_path / "text", "--reference", tmp_path / "text"]
+    (tmp_path / "text").write_text("A dog.\n")
+    code, _, err = mtrain("evaluate", tmp_path / "out", *files, "--from", "en", "--to", "zh-Hant")
+    assert code == 0 and f"mtrain translate {tmp_path / 'out'} --from=en --to=zh-Hant -i" in err
     for given in (("eng_Latn", "deu_Latn"), ("en", "deu"), ("en-GB", "de")):
         code, out, _ = mtrain("translate", tmp_path / "out", "--from", given[0], "--to", given[1], "A dog.")
         assert code == 0 and out.count("\n") == 1
     for given, message in (
-        (["--from", "en"], "give them, with --from and --to in commands"),
+        (["--from", "en"], "such as eng_Latn, fra_Latn, deu_Latn; give the two to translate between"),
         (["--from", "en", "--to", "zh"], "language zh: several codes of the model fit: zho_Hans, zho_Hant"),
         (
             ["--from", "engl_Latn", "--to", "de"],
@@ -465,7 +472,9 @@ def test_license_and_origin_are_stated(mtrain, nllb, tmp_path):
     assert "normalized as by Moses" in card and "--from eng_Latn --to zho_Hant" in card
     (nllb / "card.md").write_text("---\nlicense: mit\n---\n# Mine\n")
     (nllb / "README.md").symlink_to(nllb / "card.md")  # as in the cache of the Hub
-    import_model(str(nllb), tmp_path / "other")
+    import_model(str(nllb), tmp_path / "other", ["source_lang=en", "target_lang=fr"])
+    _, out, _ = mtrain("info", tmp_path / "other")
+    assert "eng_Latn to fra_Latn by default, between 5: eng_Latn" in out and ", normalizes punctuation" in out
     origin = read_info(tmp_path / "other").origin
     assert origin is not None and origin.license == "mit"
 
