@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sentencepiece import SentencePieceProcessor
+
 from mtrain.errors import ModelError
 from mtrain.interop.huggingface import SENTENCEPIECE, read_object
 from mtrain.storage.atomic import write_text
@@ -56,6 +58,7 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
     if (folder / SENTENCEPIECE).is_file():
+        load_model_file(folder / SENTENCEPIECE)  # raises an error that names this file, not the copy
         shutil.copyfile(folder / SENTENCEPIECE, into / "joint.model")
         pieces = _shifted(folder / SENTENCEPIECE) if is_nllb else _read(folder / "vocab.json")
         listed = _listed_codes(folder, names) if is_nllb else _m2m_codes(names)
@@ -216,4 +219,9 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
         raise ModelError(f"{file}: unsupported: SentencePiece cannot reproduce its merges")
     # The published file, and what Transformers 5 saves from it, has the codes of languages among the pieces.
     own = {piece: i for piece, i in vocabulary.items() if piece not in added}
-    return own, bpe_model([*pieces, *characters], charsmap)
+    learned = bpe_model([*pieces, *characters], charsmap)
+    try:
+        SentencePieceProcessor(model_proto=learned)
+    except (RuntimeError, ValueError):
+        raise ModelError(f"{file}: damaged: not a SentencePiece model after conversion") from None
+    return own, learned

@@ -81,8 +81,8 @@ def take_marian_tokenizer(
             raise ModelError(f"{folder}: missing file {name}")
     own = separate or read_file(folder / models["source"]) == read_file(folder / models["target"])
     for side, mapping in mappings.items():
+        ids = Vocabulary(folder / models[side], folder / mapping).ids
         shutil.copyfile(folder / models[side], into / f"{side}.model")
-        ids = Vocabulary(into / f"{side}.model", folder / mapping).ids
         own = own and _is_own(into / f"{side}.model", ids, config, theirs)
     if own and not separate:
         (into / "source.model").rename(into / "joint.model")

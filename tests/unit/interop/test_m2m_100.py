@@ -3,10 +3,12 @@
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
 import unicodedata
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +34,7 @@ from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
+from mtrain.training.setup.prepare_run import prepare_only
 from tests.support import m2m_100
 from tests.support.cli import one_line
 from tests.support.encoding import config, prepare_data, rows, write
@@ -450,6 +453,13 @@ def test_an_imported_model_is_fine_tuned(nllb, tmp_path):
         "data": {"source_lang": "en", "target_lang": "fr", "train": data, "validation": data},
         "training": {"init_from": str(tmp_path / "out"), "max_steps": 2, "learning_rate": 1e-4},
     }
+    settings = validate(Config, {**raw, "export": {"require": ["marian"]}}, "test")
+    for start in (partial(fit, settings, device="cpu"), partial(prepare_only, settings)):
+        with pytest.raises(
+            UsageError, match=r"marian .* it is not for models imported from M2M-100 .*; use tr"
+        ):
+            start()
+        assert not (tmp_path / "run").exists()
     fit(validate(Config, raw, "test"), device="cpu")
     tuned = load_model(tmp_path / "run")
     assert tuned.config.normalizes_punctuation and tuned.config.language_tags == "codes"
@@ -639,6 +649,16 @@ def test_a_damaged_tokenizer_json_is_an_error(new_nllb, tmp_path, changes):
     edit(new_nllb / "tokenizer.json", model=model | changes)
     with pytest.raises(ModelError, match="not the tokenizer of NLLB-200"):
         import_model(str(new_nllb), tmp_path / "out")
+
+
+def test_a_damaged_sentencepiece_model_is_named(new_nllb, tmp_path):
+    edit(new_nllb / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "eHh4"})
+    with pytest.raises(ModelError, match=re.escape(f"{new_nllb / 'tokenizer.json'}: damaged: not a Sent")):
+        import_model(str(new_nllb), tmp_path / "out")
+    size, file = write_m2m_tokenizer(tmp_path / "m2m"), tmp_path / "m2m" / "sentencepiece.bpe.model"
+    file.write_bytes(b"damaged")
+    with pytest.raises(ModelError, match=re.escape(f"{file}: not a SentencePiece model")):
+        take_tokenizer(tmp_path / "m2m", tmp_path / "out", size)
 
 
 @pytest.mark.parametrize(
