@@ -14,8 +14,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sentencepiece import SentencePieceProcessor
-
 from mtrain.errors import ModelError
 from mtrain.interop.huggingface import SENTENCEPIECE, read_object
 from mtrain.storage.atomic import write_text
@@ -58,11 +56,12 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
     if (folder / SENTENCEPIECE).is_file():
-        load_model_file(folder / SENTENCEPIECE)  # raises an error that names this file, not the copy
+        original = str(folder / SENTENCEPIECE)
         shutil.copyfile(folder / SENTENCEPIECE, into / "joint.model")
         pieces = _shifted(folder / SENTENCEPIECE) if is_nllb else _read(folder / "vocab.json")
         listed = _listed_codes(folder, names) if is_nllb else _m2m_codes(names)
     elif is_nllb and (file := folder / "tokenizer.json").is_file():
+        original = f"{file} (converted)"
         pieces, model = _from_tokenizer_json(file)
         (into / "joint.model").write_bytes(model)
         listed = []
@@ -74,9 +73,7 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     words -= {*pieces, *listed}
     if words:
         advice = "if one is the code of a language, set `special` to true where the tokenizer's files list it"
-        log.warning(
-            "%s: mtrain segments the added word(s) %s like other text; %s", folder, sorted(words)[:5], advice
-        )
+        log.warning("%s: added words %s are segmented like other text; %s", folder, sorted(words)[:5], advice)
     others = {*pieces, *words}
     codes = [token for token in ids if token not in others and not token.startswith("<")]
     if not codes:
@@ -95,7 +92,11 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
         raise ModelError(f"{folder}: the tokenizer has tokens that are not valid Unicode") from None
     (into / "vocab.json").write_bytes(vocabulary)
     write_languages(into, {token.strip("_"): ids[token] for token in codes}, is_nllb)
-    return ImportedTokenizer(Tokenizer(into), is_nllb, unused)
+    try:
+        return ImportedTokenizer(Tokenizer(into), is_nllb, unused)
+    except ModelError as error:  # which names a copy
+        text = str(error).replace(str(into / "joint.model"), original)
+        raise ModelError(text.replace(str(into), str(folder))) from None
 
 
 def write_languages(into: Path, codes: dict[str, int], normalizes_punctuation: bool) -> None:
@@ -122,10 +123,8 @@ def write_tokenizer_of_codes(vocabulary: Vocabulary, folder: Path) -> dict[str, 
         raise ModelError("m2m_100 needs the vocabulary of M2M-100 or NLLB-200, but this one is another")
     plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     added = {token: i for token, i in ids.items() if i >= first and not token.startswith(_UNUSED)}
-    described = {
-        str(i): {"content": token, **plain, "special": token in codes or token == "<mask>"}
-        for token, i in added.items()
-    }
+    special = {*codes, "<mask>"}
+    described = {str(i): {**plain, "content": t, "special": t in special} for t, i in added.items()}
     return names | {"tokenizer_class": "NllbTokenizer", "added_tokens_decoder": described}
 
 
@@ -159,10 +158,9 @@ def _added_tokens(folder: Path, names: dict[str, Any]) -> tuple[dict[str, Any], 
     """The ids of tokens that were added to the vocabulary, as far as the files have them, and which of these
     tokens are not special, but words of texts."""
     try:
-        added: list[tuple[Any, Any]] = []
-        if (folder / "tokenizer.json").is_file():
-            listed = _read(folder / "tokenizer.json").get("added_tokens") or []
-            added += [(each.get("id"), each) for each in listed]
+        file = folder / "tokenizer.json"
+        listed = (file.is_file() and _read(file).get("added_tokens")) or []
+        added: list[tuple[Any, Any]] = [(each.get("id"), each) for each in listed]
         added += [(int(i), each) for i, each in (names.get("added_tokens_decoder") or {}).items()]
         found = {token: i for i, each in added if (token := _content(each))}
         words = {each["content"] for _, each in added if _content(each) and each.get("special") is False}
@@ -219,9 +217,4 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
         raise ModelError(f"{file}: unsupported: SentencePiece cannot reproduce its merges")
     # The published file, and what Transformers 5 saves from it, has the codes of languages among the pieces.
     own = {piece: i for piece, i in vocabulary.items() if piece not in added}
-    learned = bpe_model([*pieces, *characters], charsmap)
-    try:
-        SentencePieceProcessor(model_proto=learned)
-    except (RuntimeError, ValueError):
-        raise ModelError(f"{file}: damaged: not a SentencePiece model after conversion") from None
-    return own, learned
+    return own, bpe_model([*pieces, *characters], charsmap)

@@ -30,21 +30,10 @@ EQUIVALENT = {  # keys of config.json and ModelConfig
     "vocab_size": "source_vocab_size",
 }
 # The values of keys that a config.json lacks. Sizes must be given.
-_DEFAULTS: dict[str, Any] = {
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "scale_embedding": False,
-    "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True,
-}
-_DEFAULTS_OF_M2M_100: dict[str, Any] = {
-    "attention_dropout": 0.1,
-    "scale_embedding": True,
-    "activation_function": "relu",
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
+_DEFAULTS: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
+_DEFAULTS |= {"scale_embedding": False, "share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
+_DEFAULTS_OF_M2M_100 = _DEFAULTS | {"attention_dropout": 0.1, "scale_embedding": True}
+_DEFAULTS_OF_M2M_100 |= {"activation_function": "relu", "eos_token_id": 2, "decoder_start_token_id": 2}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 # The only values that mtrain supports, by model type. The models themselves have an option for the first one
 # only; the others may differ in configs written by other programs, and CTranslate2's converter needs them.
@@ -120,7 +109,7 @@ def with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """A config with the values that Transformers assumes for missing keys."""
     kind = config["model_type"]
-    defaults = _DEFAULTS | (_DEFAULTS_OF_M2M_100 if kind == "m2m_100" else {})
+    defaults = _DEFAULTS_OF_M2M_100 if kind == "m2m_100" else _DEFAULTS
     config = defaults | {key: x for key, x in config.items() if x is not None or key not in defaults}
     if kind != "marian":  # Transformers ignores these keys
         config |= {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None}
