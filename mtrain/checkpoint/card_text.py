@@ -135,9 +135,8 @@ def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
     config = model.config
     facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
-    if codes := model.config.languages:
-        chosen = zip((model.config.source_lang, model.config.target_lang), (codes[0], codes[-1]), strict=True)
-        source, target = (code if code in codes else example for code, example in chosen)
+    if config.example:
+        source, target = config.example
         facts |= {"source": source, "target": target}
         facts["languages"] = f" --from {source} --to {target}"
         facts["between"] = f'.between("{source}", "{target}")'

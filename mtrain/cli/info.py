@@ -10,6 +10,7 @@ from typer import Argument, Option
 from mtrain.cli.console.options import Json
 from mtrain.cli.console.output import open_stdout
 from mtrain.cli.console.tables import format_table
+from mtrain.config.languages import Direction
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 
@@ -174,9 +175,11 @@ def _model(model: "Description") -> Rows:
 
 
 def _languages(config: "ModelFolderConfig") -> str:
-    if config.languages:
-        return f"between {len(config.languages)}: {', '.join(config.languages)}"
-    return f"{config.source_lang} to {', '.join(config.target_languages)}"
+    if not config.languages:
+        return f"{config.source_lang} to {', '.join(config.target_languages)}"
+    own = Direction(config.source_lang, config.target_lang)
+    default = "" if "und" in own else f"{own.source} to {own.target} by default, "
+    return f"{default}between {len(config.languages)}: {', '.join(config.languages)}"
 
 
 def _tokenizer(model: "Description") -> str:
@@ -184,7 +187,8 @@ def _tokenizer(model: "Description") -> str:
 
     settings = model.config.tokenizer
     kind = "" if settings.path else f" {settings.type}"  # the type of a reused vocabulary is not recorded
-    return f"SentencePiece{kind}, {vocabulary_size(model)}"
+    normalizes = ", normalizes punctuation" if model.config.normalizes_punctuation else ""
+    return f"SentencePiece{kind}, {vocabulary_size(model)}{normalizes}"
 
 
 def _decoding(settings: "DecodingConfig") -> str:

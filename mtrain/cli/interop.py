@@ -1,6 +1,5 @@
 """`mtrain import` and `mtrain export`."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,11 +32,12 @@ def import_(
         mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
         mtrain import facebook/nllb-200-distilled-600M models/nllb
     """
+    from mtrain.checkpoint.model_info import read_model_config
     from mtrain.interop.import_model import import_model
 
-    has_codes = import_model(source, out, options.overrides(set_))
-    command = f"mtrain translate {shlex.quote(str(out))}{' --from en --to de' if has_codes else ''} 'Hello.'"
-    terminal.suggest("model saved; next", command)
+    import_model(source, out, options.overrides(set_))
+    use = terminal.use_command(str(out), False, read_model_config(out).example)
+    terminal.suggest("model saved; next", use)
 
 
 def export(

@@ -33,7 +33,8 @@ def average(
     from mtrain.checkpoint.average import average_models
 
     averaged = average_models(models, output, options.overrides(set_))
-    terminal.suggest("model saved; next", terminal.use_command(str(output), averaged.model.is_classifier))
+    use = terminal.use_command(str(output), averaged.model.is_classifier, averaged.example)
+    terminal.suggest("model saved; next", use)
 
 
 def rerank(

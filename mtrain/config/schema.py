@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from mtrain.config.languages import LanguageTags
+from mtrain.config.languages import Direction, LanguageTags
 from mtrain.config.section import FilePath, Section
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.decoding import DecodingConfig
@@ -171,6 +171,15 @@ class ModelFolderConfig(Section):
     tokenizer: TokenizerConfig = Field(description="the settings that the tokenizer was made with")
     model: ModelConfig = Field(description="the architecture, vocabulary sizes and token ids")
     decoding: DecodingConfig = Field(description="default decoding settings")
+
+    @property
+    def example(self) -> Direction | None:
+        """Two of `languages`, if there are any: the model's own or, if they are not known, the first and the
+        last."""
+        if not self.languages:
+            return None
+        pairs = (self.source_lang, self.languages[0]), (self.target_lang, self.languages[-1])
+        return Direction(*(other if code == "und" else code for code, other in pairs))
 
     @property
     def target_languages(self) -> list[str]:

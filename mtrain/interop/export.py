@@ -12,7 +12,7 @@ from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
 from mtrain.interop.argos import pack_argos, write_argos
 from mtrain.interop.ctranslate2 import write_ctranslate2
-from mtrain.interop.formats import concrete_format, unsupported_reason
+from mtrain.interop.formats import alternative, concrete_format, unsupported_reason
 from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
 from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
@@ -35,7 +35,8 @@ def export_model(
     require_new_folder(out)
     loaded = load_model(model, overrides)
     if reason := unsupported_reason(loaded.config, format):
-        raise ModelError(f"{model}: {format} does not support this model: {reason}; use --format ctranslate2")
+        found = f"{model}: {format} does not support this model: {reason}"
+        raise ModelError(f"{found}; use --format {alternative(loaded.config, format)}")
     format = concrete_format(loaded.config, format)
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     lines: list[str] = []

@@ -38,7 +38,8 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
             return "language_tags must be none, because Argos Translate cannot begin a text with a tag"
         return None if config.tokenizer.joint else "tokenizer.joint must be true, for one vocabulary"
     if tags.startswith("codes") != (format == "m2m_100"):
-        return f"language_tags must {'' if format == 'm2m_100' else 'not '}be codes"
+        with_codes = "models imported from M2M-100 or NLLB-200, which have codes of languages"
+        return f"it is {'only' if format == 'm2m_100' else 'not'} for {with_codes}"
     if model.activation == "swiglu":
         return "model.activation must not be swiglu"
     if format == "marian":
@@ -56,11 +57,20 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
     return None if model.tie_embeddings == "all" else "model.tie_embeddings must be all"
 
 
+def alternative(config: Config | ModelFolderConfig, format: Format) -> Format:
+    """A format that supports a translation model if `format` does not."""
+    return (
+        "ctranslate2" if format == "argos" or unsupported_reason(config, "transformers") else "transformers"
+    )
+
+
 def require_exports(config: Config) -> None:
     """Raise UsageError if the model rules out a format in `export.require`."""
     for format in config.export.require:
         if reason := unsupported_reason(config, format):
-            raise UsageError(f"export.require: {format} does not support this model: {reason}")
+            found = f"export.require: {format} does not support this model: {reason}"
+            cure = "leave it out" if config.model.is_classifier else f"use {alternative(config, format)}"
+            raise UsageError(f"{found}; {cure}")
 
 
 def describe_exports(config: Config) -> str:

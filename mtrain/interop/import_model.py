@@ -23,7 +23,7 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.interop.generation_config import decoding_from_generation
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
 from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer, take_tokenizer, write_languages
-from mtrain.interop.marian import FIXED, architecture, take_marian_tokenizer
+from mtrain.interop.marian import FIXED, architecture, take_marian_tokenizer, with_defaults
 from mtrain.interop.marian_tensors import EMBEDDINGS, from_transformers, positions_in, without_last_token
 from mtrain.paths import path_of
 from mtrain.regular_files import MAX_JSON_BYTES, read_file
@@ -35,19 +35,20 @@ log = logging.getLogger(__name__)
 _LICENSE_OF_NLLB = "cc-by-nc-4.0"  # unless the card in the folder states another one
 
 
-def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> bool:
+def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
     """Create a model folder from a model in a folder or on the Hugging Face Hub.
 
     `overrides` set `decoding.*`, `source_lang`, `target_lang` and, of models with codes of languages,
-    `normalizes_punctuation`. Returns whether the model has such codes. Raises ModelError if something is
-    missing, damaged or unsupported, and UsageError if `out` exists.
+    `normalizes_punctuation`. Raises ModelError if something is missing, damaged or unsupported, and
+    UsageError if `out` exists.
     """
     require_new_folder(out)
     folder = source_folder(source)
     config = read_object(folder / "config.json")
-    if (kind := config.get("model_type")) not in [*FIXED]:  # it may be a list
+    if config.get("model_type") not in [*FIXED]:  # it may be a list
         known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
-        raise ModelError(f"{folder}: {known}; model_type in config.json is {kind!r}")
+        raise ModelError(f"{folder}: {known}; model_type in config.json is {config.get('model_type')!r}")
+    config = with_defaults(config)
 
     def fill(temporary: Path) -> None:
         tensors, settled, tokenizer = _convert(folder, temporary / "tokenizer", config, source)
@@ -71,7 +72,6 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> bool:
         write_card(temporary)
 
     write_new_folder(out, fill)
-    return bool(kind == "m2m_100")
 
 
 def _convert(

@@ -7,6 +7,7 @@ NLLB-200 the ids of fairseq, which are SentencePiece's plus one. The codes of la
 
 import base64
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from itertools import groupby
@@ -20,6 +21,8 @@ from mtrain.tokenizer.model_file import bpe_model
 from mtrain.tokenizer.tokenizer import LANGUAGES, Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary, load_model_file
 
+log = logging.getLogger(__name__)
+
 _SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # with the ids 0 to 3
 # M2M100Tokenizer knows its languages, in the order of their ids, by the `language_codes` of its config.
 _CODES = {
@@ -29,6 +32,7 @@ _CODES = {
     "ta th tl tn tr uk ur uz vi wo xh yi yo zh zu",
     "wmt21": "en ha is ja cs ru zh de",
 }
+_UNUSED = "madeupword"  # how tokens are called that only pad the vocabulary
 # Tokenizers of other models of this architecture place the codes of languages in other ways.
 _CLASSES = ("NllbTokenizer", "NllbTokenizerFast", "M2M100Tokenizer")
 # SentencePiece also removes repeated spaces and spaces at the end, as `Replace` and `Strip` do.
@@ -52,18 +56,26 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
     if (folder / SENTENCEPIECE).is_file():
+        original = str(folder / SENTENCEPIECE)
         shutil.copyfile(folder / SENTENCEPIECE, into / "joint.model")
         pieces = _shifted(folder / SENTENCEPIECE) if is_nllb else _read(folder / "vocab.json")
         listed = _listed_codes(folder, names) if is_nllb else _m2m_codes(names)
     elif is_nllb and (file := folder / "tokenizer.json").is_file():
+        original = f"{file} (converted)"
         pieces, model = _from_tokenizer_json(file)
         (into / "joint.model").write_bytes(model)
         listed = []
     else:
         raise ModelError(f"{folder}: contains neither {SENTENCEPIECE} nor tokenizer.json")
-    ids: dict[str, Any] = pieces | _added_tokens(folder, names)
+    added, words = _added_tokens(folder, names)
+    ids: dict[str, Any] = pieces | added
     ids |= {token: i for i, token in enumerate(listed, len(pieces)) if token not in ids}
-    codes = [token for token in ids if token not in pieces and not token.startswith("<")]
+    words -= {*pieces, *listed}
+    if words:
+        advice = "if one is the code of a language, set `special` to true where the tokenizer's files list it"
+        log.warning("%s: added words %s are segmented like other text; %s", folder, sorted(words)[:5], advice)
+    others = {*pieces, *words}
+    codes = [token for token in ids if token not in others and not token.startswith("<")]
     if not codes:
         cure = "tokenizer.json or special_tokens_map.json must list them"
         raise ModelError(f"{folder}: the tokenizer has no codes of languages; {cure}")
@@ -72,15 +84,19 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     if not are_ids or len({*ids.values()}) < len(ids):
         raise ModelError(f"{folder}: the ids of the tokenizer are not distinct ids of {size} entries")
     unused = sorted({*numbers} - {*ids.values()})
-    unused += [i for token, i in ids.items() if token.startswith("madeupword")]
-    ids |= {f"madeupword{number:04d}": i for number, i in enumerate(unused)}
+    unused += [i for token, i in ids.items() if token.startswith(_UNUSED)]
+    ids |= {f"{_UNUSED}{number:04d}": i for number, i in enumerate(unused)}
     try:
         vocabulary = json.dumps(ids, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ModelError(f"{folder}: the tokenizer has tokens that are not valid Unicode") from None
     (into / "vocab.json").write_bytes(vocabulary)
     write_languages(into, {token.strip("_"): ids[token] for token in codes}, is_nllb)
-    return ImportedTokenizer(Tokenizer(into), is_nllb, unused)
+    try:
+        return ImportedTokenizer(Tokenizer(into), is_nllb, unused)
+    except ModelError as error:  # which names a copy
+        text = str(error).replace(str(into / "joint.model"), original)
+        raise ModelError(text.replace(str(into), str(folder))) from None
 
 
 def write_languages(into: Path, codes: dict[str, int], normalizes_punctuation: bool) -> None:
@@ -105,9 +121,10 @@ def write_tokenizer_of_codes(vocabulary: Vocabulary, folder: Path) -> dict[str, 
             return names | {"tokenizer_class": "M2M100Tokenizer", "language_codes": kind}
     if pieces != _shifted(folder / SENTENCEPIECE):
         raise ModelError("m2m_100 needs the vocabulary of M2M-100 or NLLB-200, but this one is another")
-    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
-    added = codes | {token: i for token, i in ids.items() if token == "<mask>"}
-    described = {str(i): {"content": token, **plain} for token, i in added.items()}
+    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    added = {token: i for token, i in ids.items() if i >= first and not token.startswith(_UNUSED)}
+    special = {*codes, "<mask>"}
+    described = {str(i): {**plain, "content": t, "special": t in special} for t, i in added.items()}
     return names | {"tokenizer_class": "NllbTokenizer", "added_tokens_decoder": described}
 
 
@@ -137,18 +154,19 @@ def _listed_codes(folder: Path, names: dict[str, Any]) -> list[str]:
     return [token for token in map(_content, listed) if token and not token.startswith("<")]
 
 
-def _added_tokens(folder: Path, names: dict[str, Any]) -> dict[str, Any]:
-    """The ids of tokens that were added to the vocabulary, as far as the files have them."""
-    found: dict[str, Any] = {}
+def _added_tokens(folder: Path, names: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """The ids of tokens that were added to the vocabulary, as far as the files have them, and which of these
+    tokens are not special, but words of texts."""
     try:
-        if (folder / "tokenizer.json").is_file():
-            added = _read(folder / "tokenizer.json").get("added_tokens") or []
-            found |= {token: each.get("id") for each in added if (token := _content(each))}
-        added = names.get("added_tokens_decoder") or {}
-        found |= {token: int(i) for i, each in added.items() if (token := _content(each))}
+        file = folder / "tokenizer.json"
+        listed = (file.is_file() and _read(file).get("added_tokens")) or []
+        added: list[tuple[Any, Any]] = [(each.get("id"), each) for each in listed]
+        added += [(int(i), each) for i, each in (names.get("added_tokens_decoder") or {}).items()]
+        found = {token: i for i, each in added if (token := _content(each))}
+        words = {each["content"] for _, each in added if _content(each) and each.get("special") is False}
     except (TypeError, AttributeError, ValueError) as error:
         raise ModelError(f"{folder}: the tokens added to the vocabulary are damaged: {error!r}") from None
-    return found | read_object(folder / "added_tokens.json", optional=True)
+    return found | read_object(folder / "added_tokens.json", optional=True), words
 
 
 def _content(token: object) -> str | None:

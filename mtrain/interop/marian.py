@@ -29,7 +29,11 @@ EQUIVALENT = {  # keys of config.json and ModelConfig
     "max_position_embeddings": "max_positions",
     "vocab_size": "source_vocab_size",
 }
-_DEFAULTS = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
+# The values of keys that a config.json lacks. Sizes must be given.
+_DEFAULTS: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
+_DEFAULTS |= {"scale_embedding": False, "share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
+_DEFAULTS_OF_M2M_100 = _DEFAULTS | {"attention_dropout": 0.1, "scale_embedding": True}
+_DEFAULTS_OF_M2M_100 |= {"activation_function": "relu", "eos_token_id": 2, "decoder_start_token_id": 2}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 # The only values that mtrain supports, by model type. The models themselves have an option for the first one
 # only; the others may differ in configs written by other programs, and CTranslate2's converter needs them.
@@ -66,8 +70,8 @@ def take_marian_tokenizer(
             raise ModelError(f"{folder}: missing file {name}")
     own = separate or read_file(folder / models["source"]) == read_file(folder / models["target"])
     for side, mapping in mappings.items():
+        ids = Vocabulary(folder / models[side], folder / mapping).ids
         shutil.copyfile(folder / models[side], into / f"{side}.model")
-        ids = Vocabulary(into / f"{side}.model", folder / mapping).ids
         own = own and _is_own(into / f"{side}.model", ids, config, theirs)
     if own and not separate:
         (into / "source.model").rename(into / "joint.model")
@@ -102,20 +106,30 @@ def with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
     return {piece: i for i, piece in enumerate(pieces)}
 
 
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A config with the values that Transformers assumes for missing keys."""
+    kind = config["model_type"]
+    defaults = _DEFAULTS_OF_M2M_100 if kind == "m2m_100" else _DEFAULTS
+    config = defaults | {key: x for key, x in config.items() if x is not None or key not in defaults}
+    if kind != "marian":  # Transformers ignores these keys
+        config |= {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None}
+    if not config["tie_word_embeddings"]:
+        config["share_encoder_decoder_embeddings"] = False
+    return config
+
+
 def architecture(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
-    """The architecture of a config, with sinusoidal positions; see `positions_in` for Pegasus. Raises
-    ModelError if it is unsupported."""
+    """The architecture of a config `with_defaults`, with sinusoidal positions; see `positions_in` for
+    Pegasus. Raises ModelError if it is unsupported."""
     kind = config["model_type"]
 
     def given(key: str) -> Any:
-        value = config.get(key)
-        if value is None and key not in _DEFAULTS:
+        if (value := config.get(key)) is None:
             raise ModelError(f"config.json: {key} is missing")
-        return _DEFAULTS[key] if value is None else value
+        return value
 
     for key, ours in FIXED[kind].items():
-        value = config.get(key, key != "scale_embedding" and ours)
-        if value is not ours:
+        if (value := config.get(key, ours)) is not ours:
             raise ModelError(f"config.json: unsupported: {key}: {value!r}; must be {ours}")
     for key in ("attention_heads", "ffn_dim"):
         sides = given(f"encoder_{key}"), given(f"decoder_{key}")
@@ -129,8 +143,7 @@ def architecture(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     for key, wanted in {"eos_token_id": special.eos, "decoder_start_token_id": special.bos}.items():
         if given(key) != wanted:
             raise ModelError(f"config.json: {key} is {config[key]!r}, but the vocabulary's is {wanted}")
-    shared = config.get("share_encoder_decoder_embeddings", True)
-    tied = config.get("tie_word_embeddings", True)
+    shared, tied = config["share_encoder_decoder_embeddings"], config["tie_word_embeddings"]
     raw: dict[str, Any] = {ours: given(theirs) for theirs, ours in EQUIVALENT.items()}
     raw |= special.options() | {
         "target_vocab_size": config.get("decoder_vocab_size") or raw["source_vocab_size"],

@@ -178,6 +178,8 @@ def from_transformers(
             if not torch.stack(theirs[name].aminmax()).isfinite().all():  # without a mask in memory
                 raise ModelError(f"{file}: {name} contains NaN or infinity")
         joined = torch.cat([theirs[name] for name in names]) if len(names) > 1 else theirs[names[0]]
+        if names[0] in (DECODER, OUTPUT):  # may be the same tensor as ENCODER, which cannot be stored twice
+            joined = joined.clone()
         ours[ours_name] = joined.float().reshape(own[ours_name].shape)
     return ours, model
 
@@ -185,9 +187,11 @@ def from_transformers(
 def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
     """Add the tensors of tied embeddings, which may be stored under only one of their names."""
     groups = [[ENCODER], [DECODER]]
-    if config.get("share_encoder_decoder_embeddings", True):
+    if config["share_encoder_decoder_embeddings"]:
         groups = [[SHARED, ENCODER, DECODER]]
-    if config.get("tie_word_embeddings", True):
+    elif SHARED in theirs and not config["tie_word_embeddings"]:  # in Transformers 4, not in 5
+        theirs.update({name: theirs[SHARED] for name in (ENCODER, DECODER) if name not in theirs})
+    if config["tie_word_embeddings"]:
         groups[-1].append(OUTPUT)
     for group in groups:
         found = [name for name in group if name in theirs]

@@ -11,14 +11,15 @@ import torch.nn.functional as F
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.search.search import search
+from mtrain.decoding.search.search import maximum_lengths, search
+from mtrain.decoding.split import Splitter
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
 from mtrain.interop.formats import import_optional
-from mtrain.interop.generation_config import exportable, max_output_length
+from mtrain.interop.generation_config import exportable
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.progress_bar import with_progress
-from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
+from mtrain.tokenizer.tokenizer import SPACES, TagIds, Tokenizer
 from mtrain.tokenizer.vocabulary import SPACE
 
 TOLERANCE = 1e-3  # nats; rounding in fp32 causes differences of about a hundredth of this
@@ -27,7 +28,10 @@ _TAG_OF_MARIAN = ">>"  # MarianTokenizer takes the beginning of a text for a tag
 
 
 class Exported(NamedTuple):
-    """An exported model, loaded by the program it was exported for. Ids are mtrain's, without BOS and EOS."""
+    """An exported model, loaded by the program it was exported for.
+
+    Ids are mtrain's, with the codes of languages if the model has any; sources include EOS, targets do not.
+    """
 
     decoding: DecodingConfig  # the settings that `translate` uses
     translate: Callable[[list[int], int], list[int]]  # from source ids and a length limit that includes EOS
@@ -44,17 +48,20 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=arithmetic)
     source, target = tokenizer.source.pieces, tokenizer.target.pieces
     target_ids = {piece: i for i, piece in enumerate(target)}
-    end = [source[tokenizer.special.eos]] if loaded.config.language_tags == "codes_last" else []
+    prefix = [target[i] for i in _tags(loaded).target]
+
+    def pieces_of(row: list[int]) -> list[str]:
+        adds_eos = row[-1] == tokenizer.special.eos  # which CTranslate2 does, unless it is followed by a code
+        return [source[i] for i in (row[:-1] if adds_eos else row)]
 
     def translate(row: list[int], limit: int) -> list[int]:
-        pieces = [*(source[i] for i in row), *end]
         # By default, the minimum is 1, which rules out empty translations.
         lengths = {"max_input_length": 0, "min_decoding_length": 0, "max_decoding_length": limit}
-        [found] = translator.translate_batch([pieces], beam_size=1, **lengths)
+        [found] = translator.translate_batch([pieces_of(row)], target_prefix=[prefix], beam_size=1, **lengths)
         return [target_ids[piece] for piece in found.hypotheses[0]]
 
     def log_probs(row: list[int], output: list[int]) -> list[float]:
-        pieces = [*(source[i] for i in row), *end], [target[i] for i in output]
+        pieces = pieces_of(row), [target[i] for i in output]
         [scored] = translator.score_batch([pieces[0]], [pieces[1]], max_input_length=0)
         return list(scored.log_probs)
 
@@ -63,27 +70,29 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
 
 
 def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
-    """Load the output of `mtrain.interop.to_transformers`. Sentences have no codes of languages."""
+    """Load the output of `mtrain.interop.to_transformers`."""
     transformers, ids = import_optional("transformers"), loaded.model.config
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     forbidden = loaded.config.decoding.forbidden_ids
-    model.generation_config.forced_bos_token_id = None
+    if loaded.config.example:
+        tokenizer.src_lang = loaded.config.example.source
+        [model.generation_config.forced_bos_token_id] = _tags(loaded).target
 
     def encode(text: str) -> list[int]:
-        rows: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-        return rows
+        row: list[int] = tokenizer(text).input_ids
+        return row
 
     def translate(row: list[int], limit: int) -> list[int]:
         model.generation_config.max_length = limit + 1
-        output: list[int] = model.generate(torch.tensor([[*row, ids.eos_id]]))[0].tolist()[1:]
+        output: list[int] = model.generate(torch.tensor([row]))[0].tolist()[1:]
         return output[: output.index(ids.eos_id)] if ids.eos_id in output else output
 
     @torch.inference_mode()
     def log_probs(row: list[int], output: list[int]) -> list[float]:
         target = torch.tensor([[model.config.decoder_start_token_id, *output]])
-        logits = model(torch.tensor([[*row, ids.eos_id]]), decoder_input_ids=target).logits[0]
+        logits = model(torch.tensor([row]), decoder_input_ids=target).logits[0]
         logits[:, forbidden] = -torch.inf
         return _of_tokens(logits, [*output, ids.eos_id])
 
@@ -97,6 +106,12 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
     )
 
 
+def _tags(loaded: LoadedModel) -> TagIds:
+    """The codes of the languages between which the models translate, if they have any."""
+    example, tags = loaded.config.example, loaded.config.language_tags
+    return loaded.tokenizer.tags_of(example, tags) if example else TagIds()
+
+
 def _of_tokens(logits: torch.Tensor, tokens: list[int]) -> list[float]:
     """The log-probabilities of T tokens, from logits (T, V)."""
     return logits.log_softmax(dim=-1)[torch.arange(len(tokens)), tokens].tolist()
@@ -106,7 +121,7 @@ def _of_tokens(logits: torch.Tensor, tokens: list[int]) -> list[float]:
 def _log_probs(loaded: LoadedModel, row: list[int], output: list[int]) -> list[float]:
     """Like `Exported.log_probs`, computed by mtrain. Forbidden tokens have probability zero."""
     ids = loaded.model.config
-    source = torch.tensor([[*row, ids.eos_id]])
+    source = torch.tensor([row])
     keep, target_in = torch.ones_like(source, dtype=torch.bool), torch.tensor([[ids.bos_id, *output]])
     hidden = loaded.model.decode(target_in, loaded.model.encode(source, keep), keep)
     weight, bias = masked_projection(loaded.model, loaded.config.decoding.forbidden_ids)
@@ -119,18 +134,16 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
     Returns a summary, and three lines for each text whose translations differ. If `exact`, raises ModelError
     if translations that are not tied differ, or if log-probabilities differ by more than `TOLERANCE`.
     """
-    encoded = zip(texts, loaded.tokenizer.encode_source(list(texts)), strict=True)
-    given = [(text, ids) for text, ids in encoded if ids]
-    if not given:
-        generated = sample_texts(loaded.tokenizer)
-        given = list(zip(generated, loaded.tokenizer.encode_source(generated), strict=True))
-    model = DecodingTransformer(loaded.model)
+    model, tags, longest = DecodingTransformer(loaded.model), _tags(loaded), loaded.config.max_length
+    splitter = Splitter(loaded.tokenizer, longest, loaded.config.source_lang, tags=tags)
+    [empty] = splitter.encode([""])
+    texts = [text for text in texts if splitter.encode([text]) != [empty]] or sample_texts(loaded.tokenizer)
+    given = list(zip(texts, splitter.encode(texts, most=longest), strict=True))
     largest, lines = 0.0, []
-    for text, ids in with_progress(given, "verified", "sentences", len(given)):
-        row = ids[: loaded.config.max_length - 1]
-        if exported.encode is not None and row == ids and not text.startswith(_TAG_OF_MARIAN):
-            _require_same_ids(text, ids, exported.encode(text))
-        ours, theirs = _translate_by_both(model, exported, row)
+    for text, row in with_progress(given, "verified", "sentences", len(given)):
+        if exported.encode is not None and len(row) < longest and not text.startswith(_TAG_OF_MARIAN):
+            _require_same_ids(text, row, exported.encode(text))
+        ours, theirs = _translate_by_both(model, exported, row, tags.target)
         pairs = zip(_log_probs(loaded, row, ours), exported.log_probs(row, ours), strict=True)
         gaps = [largest, *(abs(a - b) for a, b in pairs)]
         largest = math.nan if any(map(math.isnan, gaps)) else max(gaps)
@@ -150,14 +163,13 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
 
 
 def _translate_by_both(
-    model: DecodingTransformer, exported: Exported, row: list[int]
+    model: DecodingTransformer, exported: Exported, row: list[int], prefix: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The translations of source ids by mtrain and by the exported model."""
-    source = torch.tensor([[*row, model.config.eos_id]])
-    [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), exported.decoding)
-    limit = max_output_length(exported.decoding, len(row) + 1)
-    if model.config.positions == "learned":
-        limit = min(limit, model.config.max_positions)
+    """The translations of source ids by mtrain and by the exported model, which begin with a prefix."""
+    source, decoding = torch.tensor([row]), exported.decoding
+    keep = torch.ones_like(source, dtype=torch.bool)
+    [[best, *_]] = search([model], source, keep, decoding, [prefix])
+    limit = int(maximum_lengths([model], keep.sum(1), decoding, [prefix]))
     # Programs disagree about the last token, because not all of them count EOS.
     return best.ids[: limit - 1], exported.translate(row, limit)[: limit - 1]
 
@@ -200,5 +212,6 @@ def _is_tie(
         pairs = zip([*ours, -1], [*theirs, -1], strict=False)
         first = next(i for i, pair in enumerate(pairs) if pair[0] != pair[1])
         return abs(a[first] - b[first]) <= TOLERANCE
-    scores = [sum(each) / float(len(each) ** decoding.length_penalty) for each in (a, b)]
+    free = len(_tags(loaded).target)  # the code of the language has no part in the score
+    scores = [sum(each[free:]) / float(len(each) ** decoding.length_penalty) for each in (a, b)]
     return abs(scores[0] - scores[1]) <= TOLERANCE

@@ -97,8 +97,8 @@ class Tokenizer:
             raise UsageError(f"language_tags: {tags} needs a model with codes, but this vocabulary has none")
         if "und" in direction:
             some = ", ".join([*self.source.codes][:3])
-            cure = "give them, with --from and --to in commands"
-            raise UsageError(f"this model must be told both languages; {cure}; its codes are {some}, ...")
+            found = f"the model has the codes of {len(self.source.codes)} languages, such as {some}"
+            raise UsageError(f"{found}; give the two to translate between, with --from and --to in commands")
         source, target = ((self.source.codes[code],) for code in self.complete(direction))
         return TagIds(source, (), target) if tags == "codes" else TagIds((), source, target)
 

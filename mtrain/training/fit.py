@@ -18,6 +18,7 @@ from mtrain.stop_signals import Handler
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare_run import open_prepared_run, prepare_run, require_metrics
+from mtrain.training.setup.resolve import inherit_settings
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 from mtrain.training.trainer import Trainer
@@ -54,8 +55,7 @@ def fit(
             resume = "auto"
         run_dir, folder = Path(config.run_dir), None
         if ranks.is_first:
-            if config.training.init_from is None:  # otherwise, the sizes are not known yet
-                require_exports(config)
+            require_exports(inherit_settings(config).config)
             folder = DataFolder.of_run(config.data, run_dir)
             check_corpora(config.data, folder)
         require_metrics(config)

@@ -84,12 +84,13 @@ def print_to_stderr(text: str) -> None:
     print(escape_control_characters(text), file=sys.stderr)
 
 
-def use_command(model: str, classifies: bool) -> str:
-    """The command that uses a model."""
+def use_command(model: str, classifies: bool, languages: tuple[str, str] | None = None) -> str:
+    """The command that uses a model, to translate between `languages` if it must be told them."""
     folder = shlex.quote(model)
     if classifies:
         return f"mtrain score {folder} --classifier --tsv pairs.tsv -o scored.tsv"
-    return f"mtrain translate {folder} 'Hello.'"
+    options = " --from {} --to {}".format(*languages) if languages else ""
+    return f"mtrain translate {folder}{options} 'Hello.'"
 
 
 def suggest(done: str, *commands: str) -> None:

@@ -164,8 +164,9 @@ def evaluate(
         evaluate_files(inputs, wanted, outputs)
         return
     evaluate_models(inputs, decoding_settings, data_settings, beam_size, device, wanted, outputs)
-    first = shlex.quote(str(inputs.models[0]))
-    terminal.suggest("to translate a file", f"mtrain translate {first} -i FILE -o FILE")
+    words = [str(inputs.models[0])]
+    words += [f"{option}={code}" for option, code in (("--from", from_), ("--to", to)) if code]
+    terminal.suggest("to translate a file", f"mtrain translate {shlex.join(words)} -i FILE -o FILE")
 
 
 def _set_up_comet(folder: Path) -> None:

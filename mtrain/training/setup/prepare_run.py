@@ -26,7 +26,7 @@ from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.setup.resolve import resolve_config
+from mtrain.training.setup.resolve import inherit_settings, resolve_config
 from mtrain.training.setup.run_folder import locked_run_folder, open_run, record_initial_model, write_config
 from mtrain.training.setup.tokenizer import (
     learns_tokenizer,
@@ -80,6 +80,7 @@ def prepare_only(config: Config, workers: int | None = None) -> Path:
 
     `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
     """
+    require_exports(inherit_settings(config).config)
     folder = DataFolder.of_run(config.data, Path(config.run_dir))
     check_corpora(config.data, folder)
     require_metrics(config)
@@ -123,7 +124,6 @@ def prepare_run(
             config.data, folder, config.seed, config.data.check, workers, for_tokenizer, normalizers
         )
         config, initial_model, saved = resolve_config(config, scanner, speed=speed)
-        require_exports(config)
         checkpoint = open_run(config, saved, resume, allow_data_change)
         tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
         config = with_learned_vocab_size(config)

@@ -59,13 +59,22 @@ def resolve_config(
 ) -> Resolved:
     """Set the keys that come from another model or from `preset: auto`.
 
-    A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
-    grown. A run with a tokenizer keeps its vocabulary size, unless with `relearn`. `speed` is the
-    `assumed_speed` of all devices that train, by default of one of this machine. Without `load_weights`, only
-    the settings of the initial model are read.
-
-    Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from the model,
+    A run with a tokenizer keeps its vocabulary size, unless with `relearn`. `speed` is the `assumed_speed` of
+    all devices that train, by default of one of this machine. Raises the errors of `inherit_settings`, and
     DataError if the corpora cannot be read to count their pairs.
+    """
+    resolved = inherit_settings(config, load_weights)
+    if resolved.saved or config.training.init_from is not None:
+        return resolved
+    return Resolved(_choose_tokenizer_settings(resolved.config, scanner, relearn, speed))
+
+
+def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
+    """Set the keys that come from another model, without reading the corpora.
+
+    A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
+    grown. Without `load_weights`, only the settings of the initial model are read. Raises ModelError if a
+    model is missing or damaged, UsageError naming a key that differs from the model.
     """
     run_dir = Path(config.run_dir)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
@@ -77,7 +86,7 @@ def resolve_config(
         if path is not None:
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return Resolved(_choose_tokenizer_settings(config, scanner, relearn, speed))
+        return Resolved(config)
     classifies = config.model.is_classifier
     initial_model = load_any_model(Path(init_from)) if load_weights else None
     found = initial_model.config if initial_model else read_settings(Path(init_from))

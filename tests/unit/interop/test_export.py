@@ -274,7 +274,7 @@ def test_an_export_that_differs_is_an_error_and_is_removed(run_dir, tmp_path, mo
 @pytest.mark.usefixtures("ctranslate2")
 def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):
     for shape, message in (
-        ({"norm": "pre"}, "model.norm must be post; use --format ctranslate2"),
+        ({"norm": "pre"}, "model.norm must be post; use --format transformers"),
         ({"norm": "post", "positions": "rotary"}, "model.positions must be sinusoidal"),
         ({"norm": "post", "activation": "swiglu"}, "model.activation must not be swiglu"),
     ):
@@ -328,7 +328,7 @@ def test_fit_rejects_a_model_that_a_required_export_does_not_support(mtrain, con
     code, _, err = mtrain("fit", config)
     assert (
         code == 2
-        and "export.require: marian does not support this model: model.norm must be post" in one_line(err)
+        and "marian does not support this model: model.norm must be post; use transformers" in one_line(err)
     )
     assert not (tmp_path / "run").exists()
     code, _, err = mtrain("fit", config, "--set", "model.norm=post", "--set", "training.max_steps=1")

@@ -39,7 +39,11 @@ def test_every_preset_can_be_exported_to_transformers_and_argos(preset, norm):
         ),
         ("pegasus", {"model": {"norm": "post"}}, "model.norm must be pre"),
         ("marian", {}, "model.norm must be post"),
-        ("m2m_100", {}, "language_tags must be codes"),
+        (
+            "m2m_100",
+            {},
+            "it is only for models imported from M2M-100 or NLLB-200, which have codes of languages",
+        ),
         (
             "argos",
             {"tokenizer": {"joint": False}, "model": {"tie_embeddings": "none"}},

@@ -3,10 +3,12 @@
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
 import unicodedata
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,11 +27,14 @@ from mtrain.decoding.scoring.score import score_pairs
 from mtrain.decoding.search.search import search
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
+from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
 from mtrain.interop.m2m_100_tokenizer import take_tokenizer, write_languages
+from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
+from mtrain.training.setup.prepare_run import prepare_only
 from tests.support import m2m_100
 from tests.support.cli import one_line
 from tests.support.encoding import config, prepare_data, rows, write
@@ -328,12 +333,19 @@ def test_ids_without_text_are_never_generated(made):
 
 def test_languages_are_chosen_and_completed(mtrain, nllb, tmp_path):
     code, _, err = mtrain("import", nllb, tmp_path / "out")
-    assert code == 0 and "mtrain translate" in err and "--from en --to de" in err
+    chosen = "--from eng_Latn --to zho_Hant"
+    assert code == 0 and err.endswith(f"next: mtrain translate {tmp_path / 'out'} {chosen} 'Hello.'\n")
+    code, _, err = mtrain("average", tmp_path / "out", tmp_path / "out", "-o", tmp_path / "average")
+    assert code == 0 and f"mtrain translate {tmp_path / 'average'} {chosen} 'Hello.'" in err
+    files = ["--source", tmp_path / "text", "--reference", tmp_path / "text"]
+    (tmp_path / "text").write_text("A dog.\n")
+    code, _, err = mtrain("evaluate", tmp_path / "out", *files, "--from", "en", "--to", "zh-Hant")
+    assert code == 0 and f"mtrain translate {tmp_path / 'out'} --from=en --to=zh-Hant -i" in err
     for given in (("eng_Latn", "deu_Latn"), ("en", "deu"), ("en-GB", "de")):
         code, out, _ = mtrain("translate", tmp_path / "out", "--from", given[0], "--to", given[1], "A dog.")
         assert code == 0 and out.count("\n") == 1
     for given, message in (
-        (["--from", "en"], "give them, with --from and --to in commands"),
+        (["--from", "en"], "such as eng_Latn, fra_Latn, deu_Latn; give the two to translate between"),
         (["--from", "en", "--to", "zh"], "language zh: several codes of the model fit: zho_Hans, zho_Hant"),
         (
             ["--from", "engl_Latn", "--to", "de"],
@@ -355,6 +367,57 @@ def test_punctuation_is_normalized_for_nllb(nllb, tmp_path):
     ids = loaded.tokenizer.encode_source([quoted])[0]
     pieces = [loaded.tokenizer.source.pieces[i] for i in ids]
     assert begins[pieces.index("'")] in (quoted.index("\u2018"), quoted.index("\u2019"))
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_added_words_are_not_languages(mtrain, originals, tmp_path, new):
+    folder = Path(shutil.copytree(originals[new], tmp_path / "nllb"))
+    edit(folder / "config.json", vocab_size=309)
+    file = folder / ("tokenizer.json" if new else "tokenizer_config.json")
+    added = json.loads(file.read_text())["added_tokens" if new else "added_tokens_decoder"]
+    word = {**(added[0] if new else added["301"]), "content": "Oz", "special": False}
+    if new:
+        edit(file, added_tokens=[*added, {**word, "id": 307}])
+        del word["id"]
+    else:
+        edit(file, added_tokens_decoder=added | {"307": word})
+        (folder / "added_tokens.json").write_text('{"Oz": 307}')
+    code, _, err = mtrain("import", folder, tmp_path / "out")
+    assert (
+        code == 0
+        and "added words ['Oz'] are segmented like other text; if one is the code of a language" in err
+    )
+    loaded = load_model(tmp_path / "out")
+    assert loaded.config.languages == CODES and 307 not in loaded.config.decoding.forbidden_ids
+    assert loaded.tokenizer.decode([[307]]) == ["Oz"]
+    export_model(tmp_path / "out", tmp_path / "back", "m2m_100", texts=TEXTS[:1])
+    described = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert described["307"] == {**dict.fromkeys(word, False), "content": "Oz"}
+    assert described["306"]["special"] and described["301"]["special"]
+
+
+@pytest.mark.parametrize("format", ["m2m_100", "ctranslate2"])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_exports_are_compared_with_codes(ctranslate2, nllb, tmp_path, legacy, format):
+    edit(nllb / "tokenizer_config.json", legacy_behaviour=legacy, tgt_lang="deu_Latn")
+    import_model(str(nllb), tmp_path / "model")
+    export_model(tmp_path / "model", tmp_path / "out", format, texts=TEXTS[:1])
+    loaded = load_model(tmp_path / "model")
+    if format == "m2m_100":
+        exported = open_transformers(tmp_path / "out", loaded)
+    else:
+        exported = open_ctranslate2(tmp_path / "out", loaded, None)
+    rows: list[list[int]] = []
+
+    def record(row: list[int], limit: int) -> list[int]:
+        rows.append(row)
+        return exported.translate(row, limit)
+
+    [summary] = verify(loaded, exported._replace(translate=record), TEXTS[:3], exact=True)
+    assert summary.startswith("3 sentences: 3 translations identical (greedy)")
+    with Translator.load(tmp_path / "model", "cpu").between("en", "de") as translator:
+        assert rows == translator.splitter.encode(TEXTS[:3])
+    assert exported.translate(rows[0], 5)[0] == loaded.tokenizer.source.codes["deu_Latn"]
 
 
 # ------------------------------------------------------------------------------------------------ fine-tuning
@@ -393,6 +456,13 @@ def test_an_imported_model_is_fine_tuned(nllb, tmp_path):
         "data": {"source_lang": "en", "target_lang": "fr", "train": data, "validation": data},
         "training": {"init_from": str(tmp_path / "out"), "max_steps": 2, "learning_rate": 1e-4},
     }
+    settings = validate(Config, {**raw, "export": {"require": ["marian"]}}, "test")
+    for start in (partial(fit, settings, device="cpu"), partial(prepare_only, settings)):
+        with pytest.raises(
+            UsageError, match=r"marian .* it is not for models imported from M2M-100 .*; use tr"
+        ):
+            start()
+        assert not (tmp_path / "run").exists()
     fit(validate(Config, raw, "test"), device="cpu")
     tuned = load_model(tmp_path / "run")
     assert tuned.config.normalizes_punctuation and tuned.config.language_tags == "codes"
@@ -415,7 +485,9 @@ def test_license_and_origin_are_stated(mtrain, nllb, tmp_path):
     assert "normalized as by Moses" in card and "--from eng_Latn --to zho_Hant" in card
     (nllb / "card.md").write_text("---\nlicense: mit\n---\n# Mine\n")
     (nllb / "README.md").symlink_to(nllb / "card.md")  # as in the cache of the Hub
-    import_model(str(nllb), tmp_path / "other")
+    import_model(str(nllb), tmp_path / "other", ["source_lang=en", "target_lang=fr"])
+    _, out, _ = mtrain("info", tmp_path / "other")
+    assert "eng_Latn to fra_Latn by default, between 5: eng_Latn" in out and ", normalizes punctuation" in out
     origin = read_info(tmp_path / "other").origin
     assert origin is not None and origin.license == "mit"
 
@@ -446,6 +518,33 @@ def test_old_files_of_fairseq_are_imported(nllb, tmp_path):
     torch.save(tensors, nllb / "pytorch_model.bin")
     with pytest.raises(ModelError, match="positional encodings that are not sinusoidal"):
         import_model(str(nllb), tmp_path / "other")
+
+
+def test_missing_keys_have_the_values_of_transformers(nllb, tmp_path):
+    """M2M100Config differs from MarianConfig, and does not have all of its keys."""
+    import_model(str(nllb), tmp_path / "expected")
+    names = ["attention_dropout", "activation_dropout", "dropout", "scale_embedding", "activation_function"]
+    names += ["eos_token_id", "decoder_start_token_id", "tie_word_embeddings"]
+    other = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 5}
+    edit(nllb / "config.json", **dict.fromkeys(names), **other)
+    import_model(str(nllb), tmp_path / "out")
+    model = load_model(tmp_path / "out").config.model
+    assert model == load_model(tmp_path / "expected").config.model
+    assert model.attention_dropout == transformers().M2M100Config().attention_dropout
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_untied_embeddings(nllb, tmp_path, shared):
+    """Transformers 4 shares the embeddings of source and target, Transformers 5 does not."""
+    theirs = make(nllb, 309, tie_word_embeddings=False)
+    if shared:
+        for side in (theirs.model.encoder, theirs.model.decoder):
+            side.embed_tokens.weight = theirs.model.shared.weight
+        names = {f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")}
+        stored = {name: tensor for name, tensor in theirs.state_dict().items() if name not in names}
+        save_file(stored, nllb / "model.safetensors")
+    import_model(str(nllb), tmp_path / "out")
+    assert largest_difference(theirs, load_model(tmp_path / "out").model) < 1e-5
 
 
 def test_transformers_is_not_needed(nllb, tmp_path, monkeypatch):
@@ -553,6 +652,16 @@ def test_a_damaged_tokenizer_json_is_an_error(new_nllb, tmp_path, changes):
     edit(new_nllb / "tokenizer.json", model=model | changes)
     with pytest.raises(ModelError, match="not the tokenizer of NLLB-200"):
         import_model(str(new_nllb), tmp_path / "out")
+
+
+def test_a_damaged_sentencepiece_model_is_named(new_nllb, tmp_path):
+    edit(new_nllb / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "eHh4"})
+    with pytest.raises(ModelError, match=re.escape(f"{new_nllb / 'tokenizer.json'} (converted): not a Sent")):
+        import_model(str(new_nllb), tmp_path / "out")
+    size, file = write_m2m_tokenizer(tmp_path / "m2m"), tmp_path / "m2m" / "sentencepiece.bpe.model"
+    file.write_bytes(b"damaged")
+    with pytest.raises(ModelError, match=re.escape(f"{file}: not a SentencePiece model")):
+        take_tokenizer(tmp_path / "m2m", tmp_path / "out", size)
 
 
 @pytest.mark.parametrize(

@@ -139,16 +139,17 @@ def test_imported_models_with_codes_go_back_as_m2m_100(ctranslate2, tmp_path, ki
     ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     assert [text.strip() for text in texts] == wanted
-    if kind != "legacy":  # to which CTranslate2 would add </s> after the code
-        export_model(imported, tmp_path / "direct", "ctranslate2")
-        direct = ctranslate2.Translator(str(tmp_path / "direct"), device="cpu", compute_type="float32")
-        rows = [row[:-1] for row in rows]
-        options.pop("suppress_sequences")  # the weights forbid them
-        found = direct.translate_batch(rows, target_prefix=[[codes[1]]] * len(rows), **options)
-        ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
-        assert [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] == wanted
-        card = (tmp_path / "direct" / "README.md").read_text()
-        assert f'["{codes[0]}", *source.encode(' in card and f'target_prefix=[["{codes[1]}"]]' in card
+    export_model(imported, tmp_path / "direct", "ctranslate2")
+    direct = ctranslate2.Translator(str(tmp_path / "direct"), device="cpu", compute_type="float32")
+    if kind != "legacy":
+        rows = [row[:-1] for row in rows]  # CTranslate2 adds </s>
+    options.pop("suppress_sequences")  # the weights forbid them
+    found = direct.translate_batch(rows, target_prefix=[[codes[1]]] * len(rows), **options)
+    ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+    assert [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] == wanted
+    card = (tmp_path / "direct" / "README.md").read_text()
+    row = f'[*pieces, "</s>", "{codes[0]}"]' if kind == "legacy" else f'["{codes[0]}", *pieces]'
+    assert f"row = {row}" in card and f'target_prefix=[["{codes[1]}"]]' in card
 
 
 def test_a_tokenizer_with_two_sentencepiece_models_is_an_error(tokenizers, tmp_path):
