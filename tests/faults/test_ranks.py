@@ -23,6 +23,7 @@ from mtrain.training import loop, trainer
 from mtrain.training.fit import make_trainer
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.setup.micro_batch import read_limit
+from mtrain.training.step import average
 from mtrain.training.validation.translation import Scores, Validator
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
