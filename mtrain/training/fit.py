@@ -12,13 +12,11 @@ from mtrain.device import keep_freed_memory, let_cuda_memory_grow, limit_onednn_
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import JsonValue, Ranks
-from mtrain.interop.formats import require_exports
 from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.stop_signals import Handler
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
-from mtrain.training.setup.prepare_run import open_prepared_run, prepare_run, require_metrics
-from mtrain.training.setup.resolve import inherit_settings
+from mtrain.training.setup.prepare_run import check_exports, open_prepared_run, prepare_run, require_metrics
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 from mtrain.training.trainer import Trainer
@@ -55,7 +53,7 @@ def fit(
             resume = "auto"
         run_dir, folder = Path(config.run_dir), None
         if ranks.is_first:
-            require_exports(inherit_settings(config).config)
+            check_exports(config)
             folder = DataFolder.of_run(config.data, run_dir)
             check_corpora(config.data, folder)
         require_metrics(config)

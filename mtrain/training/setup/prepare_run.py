@@ -80,7 +80,7 @@ def prepare_only(config: Config, workers: int | None = None) -> Path:
 
     `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
     """
-    require_exports(inherit_settings(config).config)
+    check_exports(config)
     folder = DataFolder.of_run(config.data, Path(config.run_dir))
     check_corpora(config.data, folder)
     require_metrics(config)
@@ -89,6 +89,13 @@ def prepare_only(config: Config, workers: int | None = None) -> Path:
     with locked_run_folder(folder.run_dir):
         write_config(prepare_run(config, folder, workers=workers).config)
     return folder.path
+
+
+def check_exports(config: Config) -> None:
+    """Raise UsageError if the model rules out a format in `export.require`, also if another model, from which
+    settings come, does."""
+    if config.export.require:  # else, the other model may be missing by now
+        require_exports(inherit_settings(config).config)
 
 
 def require_metrics(config: Config) -> None:
