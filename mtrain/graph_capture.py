@@ -62,13 +62,13 @@ class GraphPool:
     def capture(self, work: Work) -> Work:
         """A function that replays `work` as a graph; on other devices than CUDA, `work` itself.
 
-        The caller has already run `work`, which compiles and loads kernels. Before the capture, it is run
-        once more, to allocate as the capture does, and its state afterwards is not what it was: the caller
-        gives it inputs that do no harm, and resets what it changes. Only one thread captures at a time;
+        The caller has already run `work`, which compiles and loads kernels. This method runs `work` once more,
+        in the memory of graphs. So the caller gives it inputs that do no harm, and resets what it changes.
+        Only one thread captures at a time;
         others may use the device meanwhile.
 
-        Raises CaptureError if `work` fails or cannot be captured, or the error that says so if memory runs
-        out. Everything still works without a graph then.
+        Raises CaptureError if `work` fails or cannot be captured. If memory runs out, raises PyTorch's error
+        instead. After either error, `work` can still be run without a graph.
         """
         if self.device.type != "cuda":
             return work

@@ -17,8 +17,8 @@ from mtrain.kernels.triton.available import attempt, suits_kernels
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b (.., O) for x (.., I), a weight (O, I) and a bias (O).
 
-    Under autocast, a GPU returns the gradients of weight and bias in their own type directly from the
-    product, instead of rounding them first.
+    Under autocast on a GPU, the gradients of weight and bias are computed in fp32, and are not rounded to the
+    type of autocast.
     """
     # The device first: on a CPU, decoding makes many small products.
     if not suits_kernels(x) or not torch.is_grad_enabled() or (dtype := product_dtype(x)) == weight.dtype:

@@ -9,10 +9,11 @@ from mtrain.kernels.triton.available import attempt, suits_kernels
 
 class BranchNorm(nn.LayerNorm):
     """Returns the layer norm of x (P, E), for the products of a branch, and x itself, for what bypasses the
-    branch. The second is a view of x if kernels are used.
+    branch. The second output is a view of x if kernels are used.
 
-    Where Triton works, one kernel adds up the gradients of both, and the norm has the type of autocast, to
-    which products would round it. Otherwise, these are the operators.
+    Where Triton works, one kernel computes the backward pass and adds the gradients of the two outputs, and
+    the first output has the type of autocast, to which matrix products would round it anyway. Elsewhere,
+    PyTorch's layer norm is used.
     """
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
