@@ -62,10 +62,9 @@ class GraphPool:
     def capture(self, work: Work) -> Work:
         """A function that replays `work` as a graph; on other devices than CUDA, `work` itself.
 
-        The caller has already run `work`, which compiles and loads kernels. This method runs `work` once more,
-        in the memory of graphs. So the caller gives it inputs that do no harm, and resets what it changes.
-        Only one thread captures at a time;
-        others may use the device meanwhile.
+        The caller has already run `work`, which compiles and loads kernels. This method runs it once more, in
+        the memory of graphs. So the caller gives it inputs that do no harm, and resets what it changes. Only
+        one thread captures at a time; others may use the device meanwhile.
 
         Raises CaptureError if `work` fails or cannot be captured. If memory runs out, raises PyTorch's error
         instead. After either error, `work` can still be run without a graph.

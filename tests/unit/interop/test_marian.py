@@ -91,10 +91,8 @@ def test_texts_are_encoded_and_decoded_as_by_transformers(pair) -> None:
         assert rows_of(loaded, [text])[0] == theirs(text).input_ids, text
         target = loaded.tokenizer.encode_target([text])[0]
         assert [*target, loaded.tokenizer.special.eos] == theirs(text_target=text).input_ids, text
-        assert (
-            loaded.tokenizer.decode([target]) == [theirs.decode(target)]
-            or loaded.tokenizer.special.unk in target
-        )
+        decoded = theirs.decode(target).replace("\t", " ")  # we write translations as lines
+        assert loaded.tokenizer.decode([target]) == [decoded] or loaded.tokenizer.special.unk in target
 
 
 @pytest.mark.parametrize(
