@@ -34,7 +34,7 @@ async def list_models(server: Server, request: Request) -> Response:
 def _find(models: Models, id_: str) -> tuple[ServedModel, Translator]:
     """The model that a client calls `NAME:en-de`. A code of a language may contain hyphens, too."""
     name, _, direction = id_.rpartition(":")
-    words = direction.split("-")
+    words = direction.split("-", 4)  # the code of the source has fewer hyphens
     if name in models.by_name:
         for count in range(1, len(words)):
             source, target = "-".join(words[:count]), "-".join(words[count:])
