@@ -16,7 +16,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import Translation
 from mtrain.serve.batching import Batcher
 from mtrain.serve.models import Models, ServedModel
-from mtrain.serve.requests import read_fields, require_key
+from mtrain.serve.requests import read_fields, require_key, require_origin
 
 SECONDS_KEPT, _FILES_KEPT = 3600, 100
 
@@ -28,6 +28,8 @@ class Server:
     models: Models
     char_limit: int = 100_000  # characters of a request
     key_digests: Sequence[bytes] = ()  # of API keys; none: everyone may ask
+    origins: Sequence[str] = ()  # whose web pages may ask; * for all
+    hosts: Sequence[str] = ("*",)  # names by which the server may be addressed; * for all
     seconds: float = 300.0  # for the translation of a request
     counts: Counter[str] = field(default_factory=Counter)
     _files: dict[str, tuple[float, str]] = field(default_factory=dict)  # times and texts, by name
@@ -36,8 +38,9 @@ class Server:
         self.batcher = Batcher(max(model.translator.workers.count for model in self.models.served))
 
     async def fields(self, request: Request) -> dict[str, Any]:
-        """The fields of a request, whose API key is checked."""
-        self.counts[f'requests_total{{path="{request.url.path}"}}'] += 1
+        """The fields of a request, whose origin and API key are checked."""
+        self.counts[f'requests_total{{path="{request.scope["path"]}"}}'] += 1
+        require_origin(request, self.origins)
         fields = await read_fields(request, self.char_limit)
         require_key(request, fields, self.key_digests)
         return fields

@@ -17,12 +17,12 @@ KNOWN = dict(PAIRS)
 
 @pytest.fixture(scope="module")
 def server(run_dir):
-    return served(run_dir)
+    return served(run_dir, origins=["https://pages.example"], hosts=["testserver"])
 
 
 @pytest.fixture(scope="module")
 def client(server):
-    with asked(server, origins=["https://pages.example"]) as opened:
+    with asked(server) as opened:
         yield opened
 
 
@@ -151,6 +151,28 @@ def test_too_much_text_is_refused(client):
         assert found in error_of(client.post("/translate", content=content), 413)
     endless = client.post("/translate", content=(part for part in [b"{}"]))
     assert "Content-Length" in error_of(endless, 411)
+    both = client.post("/translate", content=b"{}", headers={"Transfer-Encoding": "chunked"})
+    assert "Content-Length" in error_of(both, 411)
+
+
+def test_forms_in_slow_encodings_are_refused(client):
+    kind = {"Content-Type": "multipart/form-data; boundary=x; charset=punycode"}
+    assert "UTF-8" in error_of(client.post("/translate", content=b"", headers=kind), 415)
+
+
+@pytest.mark.parametrize("name", ["source", "target", "model"])
+def test_names_are_short(client, name):
+    path = "/v1/chat/completions" if name == "model" else "/translate"
+    fields = {**TRANSLATE, "q": "x", name: "by-heart:" + "-" * 1000}
+    assert "more than 500 characters" in str(error_of(client.post(path, json=fields), 400))
+
+
+def test_a_model_with_many_hyphens_is_not_slow(client, server, monkeypatch):
+    asked_for, find = [], server.models.find
+    monkeypatch.setattr(server.models, "find", lambda *given: [asked_for.append(given), find(*given)])
+    answer = client.post("/v1/chat/completions", json={"model": "by-heart:" + "-" * 400})
+    assert "does not exist" in error_of(answer, 404)["message"]
+    assert len(asked_for) < 5
 
 
 def test_unknown_pages_and_files_are_errors(client):
@@ -244,6 +266,21 @@ def test_pages_of_some_origins_may_ask(client):
     assert allowed.headers["access-control-allow-origin"] == "https://pages.example"
     refused = client.options("/translate", headers={"Origin": "https://other.example", **asks})
     assert "access-control-allow-origin" not in refused.headers
+    for site, origin, status in (
+        ("cross-site", "https://pages.example", 200),
+        ("cross-site", "https://other.example", 403),
+        ("same-site", "http://testserver:81", 403),
+        ("same-origin", "http://testserver", 200),
+        ("none", "chrome-extension://abc", 200),
+    ):
+        headers = {"Origin": origin, "Sec-Fetch-Site": site}
+        form = {**TRANSLATE, "q": "It rains."}  # which browsers send without asking before
+        assert client.post("/translate", data=form, headers=headers).status_code == status
+
+
+def test_a_name_that_resolves_to_loopback_is_refused(client):
+    assert client.get("/languages", headers={"Host": "rebound.example:5000"}).status_code == 400
+    assert client.get("/languages", headers={"Host": "testserver:5000"}).status_code == 200
 
 
 def test_counters_are_in_the_format_of_prometheus(client):
