@@ -53,7 +53,7 @@ async def _translate(server: Server, request: Request) -> Response:
     aligned = format_ == "html" or bool(fields.get("alignments"))
     documents = await run_in_threadpool(lambda: [Html(text) for text in texts]) if format_ == "html" else []
     given = [text for document in documents for text in document.texts] if documents else texts
-    translations = await server.translate(found, given, n_best, aligned)
+    translations = await server.translate(request, found, given, n_best, aligned)
     ranked = [[one.text for one in best.n_best or (best,)] for best in translations]
     if documents:
         ranked = await run_in_threadpool(_put_back, documents, translations, n_best)
@@ -124,7 +124,7 @@ async def _translate_file(server: Server, request: Request) -> Response:
         raise HTTPException(400, "Invalid request: the file is not valid UTF-8") from None
     if source == "auto":
         source = (await server.detect(texts, target))[0]["language"]
-    [translation] = await server.translate(server.models.find(source, target), texts)
+    [translation] = await server.translate(request, server.models.find(source, target), texts)
     url = request.url_for("/download_file/{name}", name=server.keep_file(translation.text))
     return JSONResponse({"translatedFileUrl": str(url)})
 

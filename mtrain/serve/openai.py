@@ -63,7 +63,7 @@ async def complete_chat(server: Server, request: Request) -> Response:
     id_ = text_of(fields, "model")
     found = _find(server.models, id_)
     texts = require_texts([_last_message(fields)], server.char_limit)
-    [translation] = await server.translate(found, texts)
+    [translation] = await server.translate(request, found, texts)
     answer = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": id_}
     reason = "stop" if translation.finished else "length"
     if fields.get("stream") is True:

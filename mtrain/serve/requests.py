@@ -9,7 +9,7 @@ from typing import Any
 
 from python_multipart.multipart import parse_options_header
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from mtrain.tokenizer.tokenizer import valid_text
 
@@ -40,7 +40,7 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
                 fields = json.loads(await request.body())
     except TimeoutError:
         raise HTTPException(408, "the body of the request did not arrive in time") from None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ClientDisconnect):
         fields = None
     if not isinstance(fields, dict):
         raise HTTPException(400, "the body of the request must be a JSON object or a form")

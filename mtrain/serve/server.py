@@ -51,22 +51,31 @@ class Server:
 
     async def translate(
         self,
+        request: Request,
         found: tuple[ServedModel, Translator],
         texts: Sequence[str],
         n_best: int = 1,
         alignments: bool = False,
     ) -> list[Translation]:
         """Translate texts with what `Models.find` returns. Raises QueueFullError, TimeoutError, UsageError,
-        and HTTPException if decoding fails."""
+        and HTTPException if decoding fails. If the client of the request goes away, it is canceled."""
         model, translator = found
         self.counts["characters_total"] += sum(map(len, texts))
         async with asyncio.timeout(self.seconds):
             given = translator, texts, n_best, alignments, model.decode
             future = await run_in_threadpool(self.batcher.submit, *given)
+            gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects
+            gone.add_done_callback(lambda _: future.cancel())
             try:
                 return await asyncio.wrap_future(future)
+            except asyncio.CancelledError:
+                if gone.done():
+                    raise HTTPException(400, "the client disconnected") from None
+                raise
             except Exception as error:
                 raise HTTPException(500, f"Cannot translate text: {error}") from error
+            finally:
+                gone.cancel()
 
     def keep_file(self, text: str) -> str:
         """Keep a translated file for an hour; returns its name."""

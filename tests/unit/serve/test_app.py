@@ -1,6 +1,8 @@
 """The routes of the server, as clients of LibreTranslate and of OpenAI use them."""
 
+import asyncio
 import json
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -258,6 +260,27 @@ def test_busy_and_slow_servers_say_when_to_come_back(server, client, monkeypatch
     answer = client.post("/translate", json={**TRANSLATE, "q": "It rains."})
     assert "too long" in error_of(answer, 503)
     assert answer.headers["retry-after"]
+
+
+@pytest.mark.parametrize("body_arrives", [True, False])
+def test_nothing_is_translated_for_clients_that_have_gone(run_dir, monkeypatch, body_arrives):
+    server, waiting, sent = served(run_dir), Future(), []
+    monkeypatch.setattr(server.batcher, "submit", lambda *given: waiting)
+    body = json.dumps({**TRANSLATE, "q": "It rains."}).encode()
+    messages = [{"type": "http.request", "body": body}] if body_arrives else []
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "query_string": b"", "headers": headers}
+    asyncio.run(asyncio.wait_for(app.make_app(server)(scope, receive, send), 10))
+    assert waiting.cancelled() is body_arrives
+    assert sent[0]["status"] == 400
+    server.batcher.close()
 
 
 def test_pages_of_some_origins_may_ask(client):
