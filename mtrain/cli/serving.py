@@ -80,7 +80,7 @@ def serve(
         hosts = names if host in _LOOPBACK and not keys else ["*"]  # see `_host_of`
         app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys], cors or (), hosts))
         shown = f"[{host}]" if ":" in host else host
-        log.info("serving %s at http://%s:%d", ", ".join(catalog.by_name), shown, listener.getsockname()[1])
+        log.info("serving %s at http://%s:%d", catalog.names, shown, listener.getsockname()[1])
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none")
         uvicorn.Server(config).run([listener])
 

@@ -153,7 +153,9 @@ def test_too_much_text_is_refused(client):
         assert found in error_of(client.post("/translate", content=content), 413)
     endless = client.post("/translate", content=(part for part in [b"{}"]))
     assert "Content-Length" in error_of(endless, 411)
-    both = client.post("/translate", content=b"{}", headers={"Transfer-Encoding": "chunked"})
+    both = client.post(
+        "/translate", content=b"{}", headers={"Transfer-Encoding": "chunked", "Content-Length": "2"}
+    )
     assert "Content-Length" in error_of(both, 411)
 
 
@@ -167,14 +169,6 @@ def test_names_are_short(client, name):
     path = "/v1/chat/completions" if name == "model" else "/translate"
     fields = {**TRANSLATE, "q": "x", name: "by-heart:" + "-" * 1000}
     assert "more than 500 characters" in str(error_of(client.post(path, json=fields), 400))
-
-
-def test_a_model_with_many_hyphens_is_not_slow(client, server, monkeypatch):
-    asked_for, find = [], server.models.find
-    monkeypatch.setattr(server.models, "find", lambda *given: [asked_for.append(given), find(*given)])
-    answer = client.post("/v1/chat/completions", json={"model": "by-heart:" + "-" * 400})
-    assert "does not exist" in error_of(answer, 404)["message"]
-    assert len(asked_for) < 5
 
 
 def test_unknown_pages_and_files_are_errors(client):
