@@ -76,11 +76,20 @@ def serve(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client
-        app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys]), cors or ())
+        names = [*_LOOPBACK, "[::1]", *(_host_of(each) for each in cors or () if "*" not in each[1:])]
+        hosts = names if host in _LOOPBACK and not keys else ["*"]  # see `_host_of`
+        app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys], cors or (), hosts))
         shown = f"[{host}]" if ":" in host else host
-        log.info("serving %s at http://%s:%d", ", ".join(catalog.by_name), shown, listener.getsockname()[1])
+        log.info("serving %s at http://%s:%d", catalog.names, shown, listener.getsockname()[1])
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none")
         uvicorn.Server(config).run([listener])
+
+
+def _host_of(origin: str) -> str:
+    """The host of an origin. A server on loopback without API keys answers only if it is addressed by a name
+    of loopback or by such a host. Otherwise, any web page could ask it, whose own name is made to resolve to
+    127.0.0.1 (DNS rebinding)."""
+    return origin.rpartition("/")[2].partition(":")[0]
 
 
 def _read_keys(file: Path) -> list[str]:

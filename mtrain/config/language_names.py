@@ -3,7 +3,7 @@
 import locale
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 # A language with a script, a region or a variant: zh_Hans, pt-BR, sr-Latn-RS, ca-valencia. Scripts may be in
 # lower case if they are not words.
@@ -62,7 +62,7 @@ def language_name(code: str) -> str:
     return code if name is None else f"{name} ({subtags[1:]})" if subtags else name
 
 
-@cache
+@lru_cache(4096)  # a server is asked for any word
 def _code_and_name(word: str) -> tuple[str, str] | tuple[None, None]:
     """The shortest code and the English name of a language by any code or name in ISO 639."""
     word = _CODES.get(word.lower(), word)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -55,7 +55,7 @@ def split_tag(source: str) -> tuple[str | None, str]:
     return (tag[1], source[tag.end() :]) if tag else (None, source)
 
 
-@cache
+@lru_cache(4096)
 def base_language(code: str) -> str:
     """The language of a code without its region or script, with two letters if ISO 639-1 has it: `zh` for
     `zh`, `zh-TW`, `zh_CN` and `zho_Hans`."""

@@ -143,8 +143,9 @@ class _Placement:
         places: list[tuple[int, int, _Element]] = []
         for element in parent.children:
             first, last = self._run(element, parent, begin, end, taken)
-            while begin < first == last < end and taken[first - 1] and taken[first]:
-                first = last = first + 1
+            if begin < first == last < end and taken[first - 1]:
+                free = taken.find(0, first, end)
+                first = last = free if free >= 0 else end
             taken[first:last] = b"\1" * (last - first)
             places.append((first, last, element))
         html, done = "", begin
@@ -167,8 +168,10 @@ class _Placement:
         for i in sorted({i for word in words for i in self._aligned[word]}):
             first, last = max(begin, self._target[i][0]), min(end, self._target[i][1])
             if first < last and not any(taken[first:last]):
-                adjoins = runs and self._unaligned.issuperset(range(runs[-1][-1] + 1, i))
-                runs = [*runs[:-1], [*runs[-1], i]] if adjoins else [*runs, [i]]
+                if runs and self._unaligned.issuperset(range(runs[-1][-1] + 1, i)):
+                    runs[-1].append(i)
+                else:
+                    runs.append([i])
         if not runs:
             at = self._position(element, parent, begin, end)
             return at, at

@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -52,7 +53,7 @@ async def _translate(server: Server, request: Request) -> Response:
     aligned = format_ == "html" or bool(fields.get("alignments"))
     documents = await run_in_threadpool(lambda: [Html(text) for text in texts]) if format_ == "html" else []
     given = [text for document in documents for text in document.texts] if documents else texts
-    translations = await server.translate(found, given, n_best, aligned)
+    translations = await server.translate(request, found, given, n_best, aligned)
     ranked = [[one.text for one in best.n_best or (best,)] for best in translations]
     if documents:
         ranked = await run_in_threadpool(_put_back, documents, translations, n_best)
@@ -123,7 +124,7 @@ async def _translate_file(server: Server, request: Request) -> Response:
         raise HTTPException(400, "Invalid request: the file is not valid UTF-8") from None
     if source == "auto":
         source = (await server.detect(texts, target))[0]["language"]
-    [translation] = await server.translate(server.models.find(source, target), texts)
+    [translation] = await server.translate(request, server.models.find(source, target), texts)
     url = request.url_for("/download_file/{name}", name=server.keep_file(translation.text))
     return JSONResponse({"translatedFileUrl": str(url)})
 
@@ -134,7 +135,7 @@ async def _download_file(server: Server, request: Request) -> Response:
 
 
 async def _asset(request: Request) -> Response:
-    name, media_type = _ASSETS[request.url.path]
+    name, media_type = _ASSETS[request.scope["path"]]
     return Response((files("mtrain.serve") / "assets" / name).read_bytes(), media_type=media_type)
 
 
@@ -150,13 +151,13 @@ async def _on_error(server: Server, request: Request, error: Exception) -> Respo
         status, message, headers = 503, "the translation takes too long", {"Retry-After": "10"}
     server.counts[f'errors_total{{status="{status}"}}'] += 1
     answer: Any = valid_text(message)
-    if request.url.path.startswith("/v1/"):  # as OpenAI's clients expect it
+    if request.scope["path"].startswith("/v1/"):  # as OpenAI's clients expect it
         answer = {"message": answer, "type": "server_error" if status >= 500 else "invalid_request_error"}
     return JSONResponse({"error": answer}, status, headers)
 
 
-def make_app(server: Server, origins: Sequence[str] = ()) -> Starlette:
-    """The application. Browsers let pages of some origins ask it. Its end waits for all translations."""
+def make_app(server: Server) -> Starlette:
+    """The application. Its end waits for all translations."""
     asking = {
         "/languages": _languages,
         "/metrics": _metrics,
@@ -179,7 +180,8 @@ def make_app(server: Server, origins: Sequence[str] = ()) -> Starlette:
         yield
         await run_in_threadpool(server.batcher.close)
 
-    cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=server.hosts, www_redirect=False)
+    cors = Middleware(CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"])
     errors = (HTTPException, MtrainError, QueueFullError, TimeoutError, Exception)
     handlers = dict.fromkeys(errors, partial(_on_error, server))
-    return Starlette(False, routes, [cors], handlers, lifespan)
+    return Starlette(False, routes, [hosts, cors], handlers, lifespan)

@@ -85,27 +85,32 @@ class Models:
     def __init__(self, served: Sequence[ServedModel]):
         """Raises UsageError if two models have the same name."""
         self.served = served
-        self.by_name = {model.name: model for model in served}
-        if len(self.by_name) < len(served):
-            names = ", ".join(model.name for model in served)
-            raise UsageError(f"MODEL: folders have the same name ({names}); rename or link one of them")
+        self.names = ", ".join(model.name for model in served)
+        if len({model.name for model in served}) < len(served):
+            raise UsageError(f"MODEL: folders have the same name ({self.names}); rename or link one of them")
         self.sources = [*dict.fromkeys(code for model in served for code in model.sources)]
         targets = (code for model in served for code in model.targets)
         self.codes = [*dict.fromkeys([*self.sources, *targets])]
+        self.directions = {  # each of each model, as clients of OpenAI's API name it
+            f"{model.name}:{source}-{target}": (model, source, target)
+            for model in served
+            for source in model.sources
+            for target in model.targets
+            if model.translates(source, target)
+        }
 
     def targets_of(self, source: str) -> list[str]:
         """The languages that a language can be translated into."""
         return [code for code in self.codes if any(each.translates(source, code) for each in self.served)]
 
-    def find(self, source: str, target: str, name: str | None = None) -> tuple[ServedModel, Translator]:
-        """The model that translates between two languages, or that has a name, and its translator. Raises
-        UsageError if there is none."""
-        served = self.served if name is None else [self.by_name[name]]
+    def find(self, source: str, target: str) -> tuple[ServedModel, Translator]:
+        """The model that translates between two languages, and its translator. Raises UsageError if there is
+        none."""
         source, target = (find_language(code) or code for code in (source, target))
-        source = find_code(source, [*dict.fromkeys(code for model in served for code in model.sources)])
-        into = [code for model in served for code in model.targets if model.translates(source, code)]
+        source = find_code(source, self.sources)
+        into = [code for model in self.served for code in model.targets if model.translates(source, code)]
         target = find_code(target, [*dict.fromkeys(into)])
-        model = next(model for model in served if model.translates(source, target))
+        model = next(model for model in self.served if model.translates(source, target))
         return model, model.between(source, target)
 
     def detect(self, text: str, target: str | None = None) -> list[dict[str, Any]]:

@@ -10,9 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from mtrain.decoding.translate import Translator
-from mtrain.errors import UsageError
-from mtrain.serve.models import Models, ServedModel
 from mtrain.serve.requests import require_key, require_texts, text_of
 from mtrain.serve.server import Server
 
@@ -20,29 +17,9 @@ from mtrain.serve.server import Server
 async def list_models(server: Server, request: Request) -> Response:
     """Each direction of each model as a model of its own."""
     require_key(request, {}, server.key_digests)
-    names = [
-        f"{model.name}:{source}-{target}"
-        for model in server.models.served
-        for source in model.sources
-        for target in model.targets
-        if model.translates(source, target)
-    ]
     fields = {"object": "model", "created": 0, "owned_by": "mtrain"}
-    return JSONResponse({"object": "list", "data": [{"id": name, **fields} for name in names]})
-
-
-def _find(models: Models, id_: str) -> tuple[ServedModel, Translator]:
-    """The model that a client calls `NAME:en-de`. A code of a language may contain hyphens, too."""
-    name, _, direction = id_.rpartition(":")
-    words = direction.split("-")
-    if name in models.by_name:
-        for count in range(1, len(words)):
-            source, target = "-".join(words[:count]), "-".join(words[count:])
-            try:
-                return models.find(source, target, name)
-            except UsageError:
-                continue
-    raise HTTPException(404, f"the model {id_} does not exist; /v1/models lists all")
+    models = [{"id": name, **fields} for name in server.models.directions]
+    return JSONResponse({"object": "list", "data": models})
 
 
 def _last_message(fields: Mapping[str, Any]) -> object:
@@ -61,9 +38,12 @@ async def complete_chat(server: Server, request: Request) -> Response:
     """The translation as an answer in a chat."""
     fields = await server.fields(request)
     id_ = text_of(fields, "model")
-    found = _find(server.models, id_)
+    if id_ not in server.models.directions:
+        raise HTTPException(404, f"the model {id_} does not exist; /v1/models lists all")
+    model, source, target = server.models.directions[id_]
+    found = model, model.between(source, target)
     texts = require_texts([_last_message(fields)], server.char_limit)
-    [translation] = await server.translate(found, texts)
+    [translation] = await server.translate(request, found, texts)
     answer = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": id_}
     reason = "stop" if translation.finished else "length"
     if fields.get("stream") is True:

@@ -7,26 +7,30 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from python_multipart.multipart import parse_options_header
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from mtrain.tokenizer.tokenizer import valid_text
 
 SECONDS_TO_SEND = 30.0  # for the body of a request
 MOST_TEXTS = 1000  # of a request
+_LONGEST_NAME = 500  # characters of a language or model
 _BYTES_PER_CHARACTER = 12  # at most, such as \ud83d\ude00 in JSON
-_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+_FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
 
 async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     """The fields of a request, from its query and its body: JSON or a form. Raises HTTPException if it is
     neither, too slow, or too large for so many characters."""
     limit, size = _BYTES_PER_CHARACTER * char_limit + 65536, request.headers.get("content-length", "")
-    if not size.isdecimal():
-        raise HTTPException(411, "the request must have a Content-Length")
+    if not size.isdecimal() or "transfer-encoding" in request.headers:  # which takes precedence
+        raise HTTPException(411, "the request must have a Content-Length, and no Transfer-Encoding")
     if len(size) > 15 or int(size) > limit:
         raise HTTPException(413, f"the request has more than {limit} bytes")
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # decoding Punycode is slow
+        raise HTTPException(415, "the request must be in UTF-8")
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):
             if kind in _FORMS:
@@ -36,7 +40,7 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
                 fields = json.loads(await request.body())
     except TimeoutError:
         raise HTTPException(408, "the body of the request did not arrive in time") from None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ClientDisconnect):
         fields = None
     if not isinstance(fields, dict):
         raise HTTPException(400, "the body of the request must be a JSON object or a form")
@@ -44,10 +48,12 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
 
 
 def text_of(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A field with text. Raises HTTPException if it is missing."""
+    """A field with a name. Raises HTTPException if it is missing or too long."""
     value = fields.get(name, default)
     if not isinstance(value, str) or not value:
         raise HTTPException(400, f"Invalid request: missing {name} parameter")
+    if len(value) > _LONGEST_NAME:
+        raise HTTPException(400, f"Invalid request: {name} has more than {_LONGEST_NAME} characters")
     return value
 
 
@@ -65,13 +71,21 @@ def require_texts(texts: Sequence[Any], char_limit: int) -> list[str]:
     return [valid_text(text) for text in texts]
 
 
+def require_origin(request: Request, origins: Collection[str]) -> None:
+    """Raise HTTPException if a browser sends the request for a web page of another origin than some. Without
+    this, any page could send forms, whose answers only CORS keeps from it."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site in ("cross-site", "same-site") and not {"*", origin} & {*origins}:
+        raise HTTPException(403, "web pages of other origins may not ask this server")
+
+
 def require_key(request: Request, fields: Mapping[str, Any], digests: Collection[bytes]) -> None:
     """Raise HTTPException unless the request has a key with one of some digests; see `digest_of`."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     given = str(fields.get("api_key") or (token if scheme.lower() == "bearer" else ""))
     equal = [hmac.compare_digest(digest_of(given), digest) for digest in digests]
     if digests and not any(equal):
-        status = 401 if request.url.path.startswith("/v1/") else 403
+        status = 401 if request.scope["path"].startswith("/v1/") else 403
         raise HTTPException(status, "Invalid API key" if given else "An API key is required")
 
 

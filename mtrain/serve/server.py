@@ -16,7 +16,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import Translation
 from mtrain.serve.batching import Batcher
 from mtrain.serve.models import Models, ServedModel
-from mtrain.serve.requests import read_fields, require_key
+from mtrain.serve.requests import read_fields, require_key, require_origin
 
 SECONDS_KEPT, _FILES_KEPT = 3600, 100
 
@@ -28,6 +28,8 @@ class Server:
     models: Models
     char_limit: int = 100_000  # characters of a request
     key_digests: Sequence[bytes] = ()  # of API keys; none: everyone may ask
+    origins: Sequence[str] = ()  # whose web pages may ask; * for all
+    hosts: Sequence[str] = ("*",)  # names by which the server may be addressed; * for all
     seconds: float = 300.0  # for the translation of a request
     counts: Counter[str] = field(default_factory=Counter)
     _files: dict[str, tuple[float, str]] = field(default_factory=dict)  # times and texts, by name
@@ -36,8 +38,9 @@ class Server:
         self.batcher = Batcher(max(model.translator.workers.count for model in self.models.served))
 
     async def fields(self, request: Request) -> dict[str, Any]:
-        """The fields of a request, whose API key is checked."""
-        self.counts[f'requests_total{{path="{request.url.path}"}}'] += 1
+        """The fields of a request, whose origin and API key are checked."""
+        self.counts[f'requests_total{{path="{request.scope["path"]}"}}'] += 1
+        require_origin(request, self.origins)
         fields = await read_fields(request, self.char_limit)
         require_key(request, fields, self.key_digests)
         return fields
@@ -48,22 +51,31 @@ class Server:
 
     async def translate(
         self,
+        request: Request,
         found: tuple[ServedModel, Translator],
         texts: Sequence[str],
         n_best: int = 1,
         alignments: bool = False,
     ) -> list[Translation]:
         """Translate texts with what `Models.find` returns. Raises QueueFullError, TimeoutError, UsageError,
-        and HTTPException if decoding fails."""
+        and HTTPException if decoding fails. If the client of the request goes away, it is canceled."""
         model, translator = found
         self.counts["characters_total"] += sum(map(len, texts))
         async with asyncio.timeout(self.seconds):
             given = translator, texts, n_best, alignments, model.decode
             future = await run_in_threadpool(self.batcher.submit, *given)
+            gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects
+            gone.add_done_callback(lambda _: future.cancel())
             try:
                 return await asyncio.wrap_future(future)
+            except asyncio.CancelledError:
+                if gone.done():
+                    raise HTTPException(400, "the client disconnected") from None
+                raise
             except Exception as error:
                 raise HTTPException(500, f"Cannot translate text: {error}") from error
+            finally:
+                gone.cancel()
 
     def keep_file(self, text: str) -> str:
         """Keep a translated file for an hour; returns its name."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -139,6 +140,17 @@ def test_a_stop_signal_waits_for_translations(run_dir):
 def address(run_dir):
     with running(run_dir) as (_, found):
         yield found
+
+
+@pytest.mark.slow
+def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
+    with running(run_dir, "--cors", "https://page.example:8443") as (_, address):
+        for host in ("localhost:5000", "[::1]", "page.example"):
+            request = urllib.request.Request(f"{address}/languages", headers={"Host": host})
+            assert urllib.request.urlopen(request).status == 200
+        request = urllib.request.Request(f"{address}/languages", headers={"Host": "rebound.example"})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(request)
 
 
 @pytest.fixture(scope="module")

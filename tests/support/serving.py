@@ -18,11 +18,11 @@ def served(*folders: Path, **limits: Any) -> Any:
 
 
 @contextmanager
-def asked(server: Any, **options: Any) -> Iterator[Any]:
+def asked(server: Any) -> Iterator[Any]:
     """A client of a server's application, which is ended afterwards."""
     from starlette.testclient import TestClient
 
     from mtrain.serve.app import make_app
 
-    with TestClient(make_app(server, **options), raise_server_exceptions=False) as client:
+    with TestClient(make_app(server), raise_server_exceptions=False) as client:
         yield client

@@ -1,8 +1,11 @@
 """Language codes that are completed to the codes of a model."""
 
+import weakref
+
 import pytest
 
-from mtrain.config.languages import find_code
+from mtrain.config.language_names import find_language
+from mtrain.config.languages import base_language, find_code
 from mtrain.errors import UsageError
 
 NLLB = [
@@ -53,3 +56,18 @@ def test_other_codes_are_errors(given: str, known: list[str], message: str) -> N
     with pytest.raises(UsageError) as error:
         find_code(given, known)
     assert message in str(error.value)
+
+
+def test_memory_is_bounded_however_many_words_are_asked_for() -> None:
+    class Word(str):
+        """A text whose end can be seen."""
+
+    word = Word("no language")
+    seen = weakref.ref(word)
+    assert base_language(word) == word
+    assert find_language(word) is None
+    del word
+    for number in range(5000):
+        base_language(f"x{number}")
+        find_language(f"x{number}")
+    assert seen() is None

@@ -1,6 +1,8 @@
 """The routes of the server, as clients of LibreTranslate and of OpenAI use them."""
 
+import asyncio
 import json
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -17,12 +19,12 @@ KNOWN = dict(PAIRS)
 
 @pytest.fixture(scope="module")
 def server(run_dir):
-    return served(run_dir)
+    return served(run_dir, origins=["https://pages.example"], hosts=["testserver"])
 
 
 @pytest.fixture(scope="module")
 def client(server):
-    with asked(server, origins=["https://pages.example"]) as opened:
+    with asked(server) as opened:
         yield opened
 
 
@@ -151,6 +153,22 @@ def test_too_much_text_is_refused(client):
         assert found in error_of(client.post("/translate", content=content), 413)
     endless = client.post("/translate", content=(part for part in [b"{}"]))
     assert "Content-Length" in error_of(endless, 411)
+    both = client.post(
+        "/translate", content=b"{}", headers={"Transfer-Encoding": "chunked", "Content-Length": "2"}
+    )
+    assert "Content-Length" in error_of(both, 411)
+
+
+def test_forms_in_slow_encodings_are_refused(client):
+    kind = {"Content-Type": "multipart/form-data; boundary=x; charset=punycode"}
+    assert "UTF-8" in error_of(client.post("/translate", content=b"", headers=kind), 415)
+
+
+@pytest.mark.parametrize("name", ["source", "target", "model"])
+def test_names_are_short(client, name):
+    path = "/v1/chat/completions" if name == "model" else "/translate"
+    fields = {**TRANSLATE, "q": "x", name: "by-heart:" + "-" * 1000}
+    assert "more than 500 characters" in str(error_of(client.post(path, json=fields), 400))
 
 
 def test_unknown_pages_and_files_are_errors(client):
@@ -238,12 +256,48 @@ def test_busy_and_slow_servers_say_when_to_come_back(server, client, monkeypatch
     assert answer.headers["retry-after"]
 
 
+@pytest.mark.parametrize("body_arrives", [True, False])
+def test_nothing_is_translated_for_clients_that_have_gone(run_dir, monkeypatch, body_arrives):
+    server, waiting, sent = served(run_dir), Future(), []
+    monkeypatch.setattr(server.batcher, "submit", lambda *given: waiting)
+    body = json.dumps({**TRANSLATE, "q": "It rains."}).encode()
+    messages = [{"type": "http.request", "body": body}] if body_arrives else []
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "query_string": b"", "headers": headers}
+    asyncio.run(asyncio.wait_for(app.make_app(server)(scope, receive, send), 10))
+    assert waiting.cancelled() is body_arrives
+    assert sent[0]["status"] == 400
+    server.batcher.close()
+
+
 def test_pages_of_some_origins_may_ask(client):
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
     allowed = client.options("/translate", headers={"Origin": "https://pages.example", **asks})
     assert allowed.headers["access-control-allow-origin"] == "https://pages.example"
     refused = client.options("/translate", headers={"Origin": "https://other.example", **asks})
     assert "access-control-allow-origin" not in refused.headers
+    for site, origin, status in (
+        ("cross-site", "https://pages.example", 200),
+        ("cross-site", "https://other.example", 403),
+        ("same-site", "http://testserver:81", 403),
+        ("same-origin", "http://testserver", 200),
+        ("none", "chrome-extension://abc", 200),
+    ):
+        headers = {"Origin": origin, "Sec-Fetch-Site": site}
+        form = {**TRANSLATE, "q": "It rains."}  # which browsers send without asking before
+        assert client.post("/translate", data=form, headers=headers).status_code == status
+
+
+def test_a_name_that_resolves_to_loopback_is_refused(client):
+    assert client.get("/languages", headers={"Host": "rebound.example:5000"}).status_code == 400
+    assert client.get("/languages", headers={"Host": "testserver:5000"}).status_code == 200
 
 
 def test_counters_are_in_the_format_of_prometheus(client):

@@ -48,6 +48,8 @@ def test_codes_of_a_multilingual_model_have_short_names():
     models = Models([model("many", "eng_Latn", "deu_Latn", "codes", codes=codes)])
     assert [each["code"] for each in models.languages()] == ["en", "de", "zh-Hans", "zh-Hant"]
     assert models.targets_of("en") == ["de", "zh-Hans", "zh-Hant"]
+    assert models.directions["many:zh-Hans-zh-Hant"][1:] == ("zh-Hans", "zh-Hant")
+    assert "many:de-de" not in models.directions
     assert found(models, "de", "zh-Hant") == ("many", ("deu_Latn", "zho_Hant"))
     assert found(models, "eng_Latn", "zho_Hans") == ("many", ("eng_Latn", "zho_Hans"))
     assert found(models, "en", "de") == ("many", models.served[0].translator)
@@ -71,7 +73,7 @@ def test_a_model_is_called_as_its_folder_is():
     with pytest.raises(UsageError, match="the same name"):
         Models([model("a/x", "en", "de"), model("b/x", "de", "en")])
     models = Models([model("a", "en", "de"), model("b", "en", "de")])
-    assert found(models, "en", "de", "b")[0] == "b"
+    assert models.directions["b:en-de"][0].name == "b"
     assert found(models, "en", "de")[0] == "a"
 
 
