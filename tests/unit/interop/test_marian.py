@@ -91,8 +91,10 @@ def test_texts_are_encoded_and_decoded_as_by_transformers(pair) -> None:
         assert rows_of(loaded, [text])[0] == theirs(text).input_ids, text
         target = loaded.tokenizer.encode_target([text])[0]
         assert [*target, loaded.tokenizer.special.eos] == theirs(text_target=text).input_ids, text
+        if "\u2581" in text or loaded.tokenizer.special.unk in target:  # we restore U+2581
+            continue
         decoded = theirs.decode(target).replace("\t", " ")  # we write translations as lines
-        assert loaded.tokenizer.decode([target]) == [decoded] or loaded.tokenizer.special.unk in target
+        assert loaded.tokenizer.decode([target]) == [decoded]
 
 
 @pytest.mark.parametrize(
