@@ -120,8 +120,8 @@ class Html:
 
 
 class _Placement:
-    """Puts the elements of a text into its translation. Each contains the longest run of words that are
-    aligned with its own words, together with unaligned words between them."""
+    """Places the elements of a text in its translation. An element is put around the longest run of target
+    words that are aligned with its source words; unaligned words may lie within the run."""
 
     def __init__(self, text: _Text, translation: str, alignment: Alignment):
         self._text, self._translation = text.text, translation
@@ -162,8 +162,8 @@ class _Placement:
     def _run(
         self, element: _Element, parent: _Element, begin: int, end: int, taken: bytearray
     ) -> tuple[int, int]:
-        """The characters of the translation that an element contains, between `begin` and `end`. If they are
-        none, both are the position of the element."""
+        """The characters of the translation that an element contains, between `begin` and `end`. If there are
+        none, both numbers are the position of the element."""
         words, runs = self._words(element), list[list[int]]()
         for i in sorted({i for word in words for i in self._aligned[word]}):
             first, last = max(begin, self._target[i][0]), min(end, self._target[i][1])

@@ -28,7 +28,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, path: Path, translator: Translator, decode: Decode | None = None) -> "ServedModel":
-        """A loaded model, which is called as its folder is. Raises ModelError if its languages are
+        """A loaded model, whose name is the name of its folder. Raises ModelError if its languages are
         unknown."""
         sources, targets = _languages_of(translator)
         if "und" in (*sources, *targets):

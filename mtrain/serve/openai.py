@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API for chats. A chat with a model translates its last message."""
+"""The routes of OpenAI's API for chats. The answer to a chat is the translation of the user's last message."""
 
 import json
 import secrets

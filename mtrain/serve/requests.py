@@ -22,7 +22,7 @@ _FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 
 async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     """The fields of a request, from its query and its body: JSON or a form. Raises HTTPException if it is
-    neither, too slow, or too large for so many characters."""
+    neither, too slow, or larger than `char_limit` characters can be."""
     limit, size = _BYTES_PER_CHARACTER * char_limit + 65536, request.headers.get("content-length", "")
     if not size.isdecimal() or "transfer-encoding" in request.headers:  # which takes precedence
         raise HTTPException(411, "the request must have a Content-Length, and no Transfer-Encoding")
@@ -90,5 +90,5 @@ def require_key(request: Request, fields: Mapping[str, Any], digests: Collection
 
 
 def digest_of(key: str) -> bytes:
-    """What is compared in place of an API key, so that the time does not depend on its length."""
+    """What is compared instead of an API key, so that the time does not reveal the length of the key."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
