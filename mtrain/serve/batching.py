@@ -143,8 +143,8 @@ def _in_turn(requests: Sequence[tuple[Request, list[int]]]) -> Iterator[tuple[Re
 
 
 class Batcher:
-    """Threads that translate requests. Parts of up to `SHORT` tokens have `workers` threads. Longer parts have one
-    thread of their own, so that short parts need not wait for them."""
+    """Threads that translate requests. Parts of up to `SHORT` tokens have `workers` threads. Longer parts
+    have one thread of their own, so that short parts need not wait for them."""
 
     def __init__(self, workers: int = 1):
         """`workers` is the largest number of workers of a model."""

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API for chats. The answer to a chat is the translation of the user's last message."""
+"""The routes of OpenAI's API for chats. The answer to a chat translates the last message of the user."""
 
 import json
 import secrets
