@@ -20,6 +20,7 @@ if not torch.cuda.is_available():  # read when Triton is imported, which PyTorch
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = [
+    "tests.support.browser",
     "tests.support.cli",
     "tests.support.comet",
     "tests.support.configs",

@@ -57,23 +57,6 @@ def test_translate_draws_the_attention_of_its_translations(mtrain, run_dir, tmp_
         assert f">{text}</" in page
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium, with a function that sets the width and the color scheme."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    program, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if program is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(driver)
-    with webdriver.Chrome(options, service) as opened:
-        yield opened
-
-
 def open_page(browser, file: Path, width: int, scheme: str) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

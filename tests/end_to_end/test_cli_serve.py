@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -151,22 +150,6 @@ def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
         request = urllib.request.Request(f"{address}/languages", headers={"Host": "rebound.example"})
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(request)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    program, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if program is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as opened:
-        yield opened
 
 
 def text_of(browser, id_, seconds=20.0):
