@@ -122,7 +122,7 @@ class GraphPool:
             _record(graph, work, pool=self._memory.id)
         except Exception:
             self._forget(graph, uses)
-            # In 2.11, the allocator of pinned memory goes on recording for the memory of a failed capture.
+            # In 2.11, a failed capture stays open in the allocator of pinned memory, so others are refused.
             self._memory = torch.cuda.MemPool()
             raise
         return _Replay(graph, self._memory, self.device)
@@ -178,8 +178,8 @@ class _Replay:
 
 
 def _record(graph: Any, work: Callable[[], object], **options: Any) -> None:
-    """Capture on the current stream. Other threads may pin memory and use other streams meanwhile. Raises the
-    error of the work, after which the end of the capture fails, too."""
+    """Capture on the current stream. Other threads may pin memory and use other streams meanwhile. If the
+    work fails, raises its error, not the later error of ending the capture."""
     stream, errors = torch.cuda.current_stream(), list[Exception]()
     try:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local", **options):

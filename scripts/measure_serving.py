@@ -97,10 +97,10 @@ class Load:
         self.answers: list[tuple[str, str]] = []
         self.failures = 0
 
-    async def _client(self, todo: Iterator[int], deadline: float) -> None:
+    async def _client(self, numbers: Iterator[int], deadline: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         source, target = self.direction
-        for number in todo:
+        for number in numbers:
             if time.monotonic() > deadline:
                 break
             line = self.lines[number % len(self.lines)]
@@ -116,8 +116,8 @@ class Load:
 
     async def run(self, clients: int, requests: int, seconds: float) -> dict[str, float]:
         """Ask `requests` times, for at most `seconds`."""
-        todo, start = iter(range(requests)), time.monotonic()
-        await asyncio.gather(*(self._client(todo, start + seconds) for _ in range(clients)))
+        numbers, start = iter(range(requests)), time.monotonic()
+        await asyncio.gather(*(self._client(numbers, start + seconds) for _ in range(clients)))
         wall, ordered = time.monotonic() - start, sorted(self.latencies)
         return {
             "clients": clients,

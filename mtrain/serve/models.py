@@ -53,7 +53,7 @@ class ServedModel:
 
 def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
     """The languages that a model translates from and into, by its own codes. A tag `<2de>` names only the
-    target. If the language of the sources has such a tag, too, sources may be in all these languages."""
+    target. A model whose source language has such a tag translates from all tagged languages."""
     own, tags = translator.own_direction, translator.language_tags
     vocabulary = translator.tokenizer.source
     if tags == "none":

@@ -66,8 +66,8 @@ class Clock:
         self.plans = [*(each for each in written if each.step < plan.step), plan]
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         self.later = self._from_first(later)  # to be repeated
-        # The last validation with saving took as long as this number of steps. The next one is assumed to do
-        # so, too, because a slower machine also validates more slowly.
+        # The last validation with saving took as long as this number of steps. The next one is assumed to
+        # take as many: a slower machine also validates more slowly.
         self.validation_steps = ASSUMED_COST * training.validate_every
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count

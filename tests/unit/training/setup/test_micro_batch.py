@@ -65,7 +65,7 @@ def test_memory_per_token_is_separated_from_constant_memory(precision):
 
 
 def test_measuring_memory_keeps_none():
-    """On a GPU, a graph that stays alive would prevent the capture of CUDA graphs, too."""
+    """On a GPU, an autograd graph that stays alive also prevents the capture of CUDA graphs."""
     learner = make_learner()
     activation_bytes(learner, make_batch(2))
     weight = weakref.ref(learner.model.source_embedding.weight)
