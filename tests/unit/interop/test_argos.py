@@ -67,6 +67,7 @@ def test_a_package_contains_what_argos_translate_reads(ctranslate2, mtrain, run_
 def test_argos_translate_translates_100_lines_as_ctranslate2(ctranslate2, package, tmp_path, monkeypatch):
     for name in ("DATA", "CONFIG", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    monkeypatch.setenv("ARGOS_COMPUTE_TYPE", "float32")  # by default, the fastest type of the machine
     # Its own sentence splitters download models.
     splitter = SimpleNamespace(SBDetect=None, models=SimpleNamespace(list_models=lambda: ["en"]))
     monkeypatch.setitem(sys.modules, "minisbd", splitter)
