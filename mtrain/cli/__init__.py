@@ -3,6 +3,8 @@
 This file imports only light modules, so that Ctrl-C is handled before PyTorch and other large packages load.
 """
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -24,4 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = end_interrupted()
     handle_stop_signals(exit_at_once)
+    # At its end, the interpreter looks for cycles among all objects of large packages, which takes up to half
+    # a second. It leaves out frozen objects.
+    atexit.register(gc.freeze)
     sys.exit(code)
