@@ -12,8 +12,10 @@ checkpoint at the same steps, and makes new ones only after them.
 
 import logging
 import math
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import TypeAdapter
 
@@ -28,7 +30,7 @@ from mtrain.storage.manifest import read_json
 log = logging.getLogger(__name__)
 
 FILE = "clock.json"  # in the run folder
-AIM = 0.99  # share of the time after which the run should end, because ending late is worse
+AIM = 0.98  # share of the time after which the run should end, because ending late is worse
 VALIDATION_SHARE = 0.1  # of the time, at most, with saving
 ASSUMED_COST = 0.04  # of a validation, relative to the steps between two validations, until one is measured
 SHORTEST_DECAY = 0.02  # share of the time that the remaining steps may take, even if less is left
@@ -39,6 +41,7 @@ LEAST_SHARE = 0.02  # of the time, which is measured before the first decision, 
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
 MEMORY = 1 / 8  # of the time that is left: the time constant of the running mean of the time of a step
 LARGEST_JUMP = 4.0  # limit on the time of a step, relative to the mean, against single outliers
+RECENT = 10  # steps on each side of a validation that tell how fast the machine was at that time
 
 _PLANS = TypeAdapter(list[Plan])
 
@@ -66,9 +69,9 @@ class Clock:
         self.plans = [*(each for each in written if each.step < plan.step), plan]
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         self.later = self._from_first(later)  # to be repeated
-        # The last validation with saving took as long as this number of steps. The next one is assumed to
-        # take as many: a slower machine also validates more slowly.
-        self.validation_steps = ASSUMED_COST * training.validate_every
+        self._validation: float | None = None  # seconds of the last one, with saving
+        self._last: deque[float] = deque(maxlen=RECENT)  # seconds of the last steps
+        self._around: list[float] = []  # seconds of the steps just before and just after the last validation
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
         self._start = state.step  # of this process
@@ -130,19 +133,30 @@ class Clock:
         """Count a validation that, with saving, took some `seconds`."""
         self.is_due = True
         self.spent += seconds
-        self.validation_steps = seconds / self._seconds_per_step
+        self._validation, self._around = seconds, list(self._last)
+
+    @property
+    def _validation_steps(self) -> float:
+        """How many steps took as long as the last validation. The next one is assumed to take as many: a
+        slower machine also validates more slowly."""
+        if self._validation is None:
+            return ASSUMED_COST * self.training.validate_every
+        return self._validation / fmean(self._around or [self._seconds_per_step])
 
     def _measure(self, seconds: float, left: float) -> None:
         seconds = min(max(seconds, 1e-9), LARGEST_JUMP * self._seconds_per_step)
         kept = math.exp(-seconds / max(MEMORY * left, 1e-9))
         self._steps, self._seconds = kept * self._steps + 1, kept * self._seconds + seconds
         self._seconds_per_step = self._seconds / self._steps
+        self._last.append(seconds)
+        if len(self._around) < 2 * RECENT:
+            self._around.append(seconds)
 
     def _make_plan(self, left: float) -> Plan:
         """A plan for the seconds that are left for training, validation and saving."""
         current, step = self.plan, self.state.step
         each, every = self._seconds_per_step, self.training.validate_every
-        validation = self.validation_steps * each
+        validation = self._validation_steps * each
         # The number of validations, including the last one.
         possible = math.ceil((current.total_steps - step) / every)
         allowance = VALIDATION_SHARE * self.budget - self.spent

@@ -113,6 +113,13 @@ def test_a_slower_machine_has_time_for_its_last_validation(tmp_path, validation)
     assert 0.95 <= run.end <= 1.05 and run.rates[-1] < 0.1 * max(run.rates)
 
 
+@pytest.mark.parametrize("share", [0.09, 0.28, 0.48])
+def test_a_validation_just_after_the_machine_became_slower_does_not_look_long(tmp_path, share):
+    """Its time is compared with the time of the steps around it, not with the mean of many steps."""
+    run = Simulation(tmp_path, *changing(4, share, validation=1.5), noise=0.05)
+    assert 0.95 <= run.end <= 1.05 and run.rates[-1] < 0.1 * max(run.rates)
+
+
 def test_if_a_machine_keeps_its_speed_the_rates_are_those_that_were_planned(tmp_path):
     run = Simulation(tmp_path, lambda t: 0.1152, lambda t: 0.36, noise=0.0)
     training = TrainingConfig(max_steps=STEPS, learning_rate=1.0, warmup_steps=80, schedule="cosine")
