@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import Translation
+from mtrain.errors import is_recoverable
 from mtrain.serve.batching import Batcher
 from mtrain.serve.models import Models, ServedModel
 from mtrain.serve.requests import read_fields, require_key, require_origin
@@ -73,7 +74,8 @@ class Server:
                     raise HTTPException(400, "the client disconnected") from None
                 raise
             except Exception as error:
-                raise HTTPException(500, f"Cannot translate text: {error}") from error
+                reason = error if is_recoverable(error) else "the log of the server says why"
+                raise HTTPException(500, f"Cannot translate text: {reason}") from error
             finally:
                 gone.cancel()
 

@@ -144,7 +144,7 @@ def address(run_dir):
 @pytest.mark.slow
 def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
     with running(run_dir, "--cors", "https://page.example:8443") as (_, address):
-        for host in ("localhost:5000", "[::1]", "page.example"):
+        for host in ("localhost:5000", "[::1]:5000", "page.example"):
             request = urllib.request.Request(f"{address}/languages", headers={"Host": host})
             assert urllib.request.urlopen(request).status == 200
         request = urllib.request.Request(f"{address}/languages", headers={"Host": "rebound.example"})
