@@ -48,12 +48,12 @@ async def _translate(server: Server, request: Request) -> Response:
     if source == "auto":
         detected, *_ = await server.detect(texts, target)
         answers, source = [{"detectedLanguage": detected} for _ in texts], detected["language"]
-    found = server.models.find(source, target)
-    n_best = 1 + min(int(wanted), _MOST_ALTERNATIVES, found[1].decoding.hypotheses - 1)
+    translator = server.models.find(source, target)
+    n_best = 1 + min(int(wanted), _MOST_ALTERNATIVES, translator.decoding.hypotheses - 1)
     aligned = format_ == "html" or bool(fields.get("alignments"))
     documents = await run_in_threadpool(lambda: [Html(text) for text in texts]) if format_ == "html" else []
     given = [text for document in documents for text in document.texts] if documents else texts
-    translations = await server.translate(request, found, given, n_best, aligned)
+    translations = await server.translate(request, translator, given, n_best, aligned)
     ranked = [[one.text for one in best.n_best or (best,)] for best in translations]
     if documents:
         ranked = await run_in_threadpool(_put_back, documents, translations, n_best)
