@@ -21,14 +21,16 @@ _WORKER = "worker/translator-worker.js"
 _MOST_DIFFERENT = 0.1  # the share of translations that may differ in fp32, because of ties
 
 
-def find_engine(folder: Path | None) -> Path | None:
-    """The folder of the npm package: `folder`, or in its node_modules, or in those of the working directory.
+def find_package(folder: Path) -> Path | None:
+    """The folder of the npm package: `folder`, or in its node_modules; None if it is not there."""
+    candidates = (folder, folder / "node_modules" / PACKAGE)
+    return next((place for place in candidates if (place / _WORKER).is_file()), None)
 
-    None if it is not there, or if there is no Node. Raises UsageError instead if a folder is given.
-    """
-    places = [Path()] if folder is None else [folder]
-    candidates = [place / below for place in places for below in (".", f"node_modules/{PACKAGE}")]
-    found = next((place for place in candidates if (place / _WORKER).is_file()), None)
+
+def find_engine(folder: Path | None) -> Path | None:
+    """As `find_package`, by default for the working directory. None also if there is no Node. Raises
+    UsageError instead if a folder is given."""
+    found = find_package(folder or Path())
     if found is not None and shutil.which("node"):
         return found
     if folder is not None:
