@@ -15,7 +15,7 @@ def model(name, source, target, tags="none", pieces=(), codes=()):
     vocabulary = SimpleNamespace(
         pieces=list(pieces), symbols=range(len(pieces)), codes={code: i for i, code in enumerate(codes)}
     )
-    translator = SimpleNamespace(
+    translator: Any = SimpleNamespace(
         own_direction=Direction(source, target),
         language_tags=tags,
         tokenizer=SimpleNamespace(source=vocabulary),

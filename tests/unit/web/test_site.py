@@ -1,0 +1,137 @@
+"""`mtrain web`: the folder that it writes. tests/end_to_end/test_cli_web.py looks at its page."""
+
+import json
+import re
+import shutil
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.interop.bergamot.engine import PACKAGE
+from mtrain.interop.export import export_model
+from mtrain.web import engine
+from tests.support.cli import one_line
+from tests.support.random_models import random_model
+
+SHAPE = {"d_model": 64, "ffn_dim": 64, "norm": "post", "positions": "sinusoidal_marian"}
+SHORT = DecodingConfig(precision="fp32", beam_size=1, max_length_ratio=0, max_length_offset=3)
+FILES = ["translator-worker.js", "bergamot-translator-worker.js", "bergamot-translator-worker.wasm"]
+
+
+@pytest.fixture(scope="module")
+def model(run_dir, tmp_path_factory):
+    """A model folder that the engine supports."""
+    return random_model(tmp_path_factory.mktemp("model") / "small", run_dir / "tokenizer", SHORT, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def exported(run_dir, tmp_path_factory):
+    """A model with two vocabularies, exported in fp32."""
+    folder = tmp_path_factory.mktemp("exported")
+    (folder / "tokenizer").mkdir()
+    for side in ("source", "target"):
+        shutil.copy(run_dir / "tokenizer" / "joint.model", folder / "tokenizer" / f"{side}.model")
+    model = random_model(folder / "model", folder / "tokenizer", SHORT, **SHAPE, tie_embeddings="none")
+    export_model(model, folder / "out", "bergamot")
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """A folder in which an npm package is installed that looks like the engine."""
+    folder = tmp_path_factory.mktemp("installed")
+    for name in FILES:
+        (folder / "node_modules" / PACKAGE / "worker").mkdir(parents=True, exist_ok=True)
+        (folder / "node_modules" / PACKAGE / "worker" / name).write_text(name)
+    return folder
+
+
+def site_of(folder: Path):
+    """What the page in a folder knows about its models."""
+    page = (folder / "index.html").read_text()
+    return json.loads(re.search(r"^const site = (.*);$", page, re.MULTILINE)[1])
+
+
+def test_the_folder_has_the_page_the_engine_and_the_model(mtrain, model, package, tmp_path):
+    code, out, err = mtrain("web", model, "-o", tmp_path / "page", "--engine", package)
+    assert (code, out) == (0, f"{tmp_path / 'page'}\n")
+    assert f"python -m http.server --bind 127.0.0.1 --directory {tmp_path / 'page'}" in err
+    for name in FILES:
+        assert (tmp_path / "page" / "engine" / name).read_text() == name
+    assert "Mozilla Public License Version 2.0" in (tmp_path / "page" / "engine" / "LICENSE.txt").read_text()
+    site, files = site_of(tmp_path / "page"), tmp_path / "page" / "models" / "en-fr"
+    languages = [("en", "English", ["fr"]), ("fr", "French", [])]
+    assert [tuple(each.values()) for each in site["languages"]] == languages
+    [found] = site["models"]
+    assert all((tmp_path / "page" / found["folder"] / name).exists() for name in ("model.bin", "vocab.spm"))
+    assert (found["vocabularies"], found["arithmetic"]) == (["vocab.spm"], "int8shiftAll")
+    assert {file.name for file in files.iterdir()} >= {"README.md", "model.bin", "vocab.spm"}
+
+
+def test_an_exported_model_is_copied_and_two_vocabularies_are_named(mtrain, exported, package, tmp_path):
+    code, _, _ = mtrain("web", exported, "-o", tmp_path / "page", "--engine", package)
+    assert code == 0
+    [found] = site_of(tmp_path / "page")["models"]
+    assert (found["vocabularies"], found["arithmetic"]) == (["srcvocab.spm", "trgvocab.spm"], "float32")
+    for name in ("model.bin", "srcvocab.spm", "trgvocab.spm"):
+        same = tmp_path / "page" / found["folder"] / name
+        assert same.read_bytes() == (exported / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "code", "message"),
+    [
+        (["{run}"], [], 4, "bergamot does not support this model: model.norm must be post"),
+        (["{model}", "{model}"], [], 2, "MODEL: several models have the same direction; give one for each"),
+        (
+            ["{model}"],
+            ["--engine", "."],
+            2,
+            "--engine .: does not contain @browsermt/bergamot-translator; run",
+        ),
+        (["missing"], [], 4, "missing: no such model or run folder"),
+        (["{other}"], [], 4, "is exported in another format; give the model that it was exported from"),
+        (["{und}"], [], 4, "the languages of the model are unknown; write source_lang and target_lang in"),
+        (["{model}"], ["-o", "{model}"], 2, "already exists and is not overwritten; give another folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    mtrain, run_dir, model, exported, package, tmp_path, monkeypatch, models, options, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    folders = {"run": run_dir, "model": model, "other": tmp_path / "other", "und": tmp_path / "und"}
+    if models == ["{other}"]:  # with the names of Firefox, for example
+        (shutil.copytree(exported, folders["other"]) / "model.bin").unlink()
+    if models == ["{und}"]:
+        config = shutil.copytree(model, folders["und"]) / "config.yaml"
+        config.write_text(config.read_text().replace("target_lang: fr", "target_lang: und"))
+    given = [each.format(**folders) for each in [*models, *options]]
+    found, out, err = mtrain("web", "-o", "page", "--engine", package, *given)
+    assert (found, out) == (code, "") and message in one_line(err)
+    assert not (tmp_path / "page").exists()
+
+
+def test_the_engine_of_the_registry_is_verified(mtrain, model, tmp_path, monkeypatch):
+    archive = BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as written:
+        for name in FILES:
+            member = tarfile.TarInfo(f"package/worker/{name}")
+            member.size = len(name)
+            written.addfile(member, BytesIO(name.encode()))
+    (tmp_path / "archive.tgz").write_bytes(archive.getvalue())
+    monkeypatch.setattr(engine, "URL", (tmp_path / "archive.tgz").as_uri())
+    code, _, err = mtrain("web", model, "-o", tmp_path / "page")
+    assert code == 6 and "is not the file that was expected (its SHA-512 differs)" in one_line(err)
+    monkeypatch.setattr(engine, "URL", (tmp_path / "missing.tgz").as_uri())
+    code, _, err = mtrain("web", model, "-o", tmp_path / "page")
+    assert code == 6 and "cannot be downloaded" in one_line(err) and "give --engine FOLDER" in err
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_registry_has_the_expected_engine(model, tmp_path):
+    engine.copy_engine(tmp_path / "engine", None)
+    assert {file.name for file in (tmp_path / "engine").iterdir()} == {*FILES, "LICENSE.txt"}
