@@ -90,8 +90,8 @@ def _table(theirs: dict[str, Tensor], name: str, file: Path) -> Tensor:
 
 
 def _take_vocabularies(folder: Path, into: Path, rows: Sequence[int], zeros: Sequence[int]) -> Tokenizer:
-    """Write the vocabularies of a model of Marian as a `tokenizer/` folder. `rows` are the numbers of embeddings
-    of source and target, `zeros` the tokens of the target whose embeddings are zero.
+    """Write the vocabularies of a model of Marian as a `tokenizer/` folder. `rows` are the numbers of
+    embeddings of source and target, `zeros` the tokens of the target whose embeddings are zero.
 
     The ids of the SentencePiece models are used if they include a BOS in `zeros`, as in exports of mtrain.
     Otherwise, files map pieces to ids, and <pad> gets the id after all rows. Raises ModelError.

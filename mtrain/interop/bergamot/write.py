@@ -61,7 +61,8 @@ def _sentencepiece_model(vocabulary: Vocabulary, size: int) -> bytes:
     """The serialized model of a vocabulary, with pieces added up to a size."""
     processor = vocabulary.processor
     own = processor.id_to_piece(list(range(len(processor))))
-    if vocabulary.pieces[: len(own)] != own:
+    named = zip(own, vocabulary.pieces, strict=False)
+    if any(theirs not in (piece, f"<no piece {i}>") for i, (piece, theirs) in enumerate(named)):
         problem = "bergamot needs the ids of SentencePiece, but this tokenizer has other ids, in vocab.json"
         raise ModelError(f"{problem}; use --format transformers")
     names = [f"<unused {i}>" for i in range(len(own), size)]
