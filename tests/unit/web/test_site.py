@@ -9,34 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.interop.bergamot.engine import PACKAGE
-from mtrain.interop.export import export_model
 from mtrain.web import engine
+from mtrain.web.site import write_site
 from tests.support.cli import one_line
 from tests.support.random_models import random_model
 
 SHAPE = {"d_model": 64, "ffn_dim": 64, "norm": "post", "positions": "sinusoidal_marian"}
-SHORT = DecodingConfig(precision="fp32", beam_size=1, max_length_ratio=0, max_length_offset=3)
 FILES = ["translator-worker.js", "bergamot-translator-worker.js", "bergamot-translator-worker.wasm"]
 
 
 @pytest.fixture(scope="module")
 def model(run_dir, tmp_path_factory):
-    """A model folder that the engine supports."""
-    return random_model(tmp_path_factory.mktemp("model") / "small", run_dir / "tokenizer", SHORT, **SHAPE)
-
-
-@pytest.fixture(scope="module")
-def exported(run_dir, tmp_path_factory):
-    """A model with two vocabularies, exported in fp32."""
-    folder = tmp_path_factory.mktemp("exported")
+    """A model folder that the engine supports, with a vocabulary for each language."""
+    folder = tmp_path_factory.mktemp("models")
     (folder / "tokenizer").mkdir()
     for side in ("source", "target"):
         shutil.copy(run_dir / "tokenizer" / "joint.model", folder / "tokenizer" / f"{side}.model")
-    model = random_model(folder / "model", folder / "tokenizer", SHORT, **SHAPE, tie_embeddings="none")
-    export_model(model, folder / "out", "bergamot")
-    return folder / "out"
+    return random_model(folder / "small", folder / "tokenizer", **SHAPE, tie_embeddings="none")
+
+
+def site_of(folder: Path):
+    """What the page in a folder knows about its models."""
+    page = (folder / "index.html").read_text()
+    return json.loads(re.search(r"^const site = (.*);$", page, re.MULTILINE)[1])
 
 
 @pytest.fixture(scope="module")
@@ -49,33 +45,43 @@ def package(tmp_path_factory):
     return folder
 
 
-def site_of(folder: Path):
-    """What the page in a folder knows about its models."""
-    page = (folder / "index.html").read_text()
-    return json.loads(re.search(r"^const site = (.*);$", page, re.MULTILINE)[1])
+@pytest.fixture(scope="module")
+def page(model, package, tmp_path_factory):
+    """The folder of a page with the model."""
+    folder = tmp_path_factory.mktemp("pages") / "page"
+    write_site([model], folder, package)
+    return folder
 
 
-def test_the_folder_has_the_page_the_engine_and_the_model(mtrain, model, package, tmp_path):
-    code, out, err = mtrain("web", model, "-o", tmp_path / "page", "--engine", package)
-    assert (code, out) == (0, f"{tmp_path / 'page'}\n")
-    assert f"python -m http.server --bind 127.0.0.1 --directory {tmp_path / 'page'}" in err
-    for name in FILES:
-        assert (tmp_path / "page" / "engine" / name).read_text() == name
-    assert "Mozilla Public License Version 2.0" in (tmp_path / "page" / "engine" / "LICENSE.txt").read_text()
-    site, files = site_of(tmp_path / "page"), tmp_path / "page" / "models" / "en-fr"
+@pytest.fixture
+def exported(page, tmp_path):
+    """The model as it was exported for the page, but said to be in fp32."""
+    folder = shutil.copytree(page / "models" / "en-fr", tmp_path / "exported")
+    info = json.loads((folder / "info.json").read_text())
+    info["export"].pop("quantization")
+    (folder / "info.json").write_text(json.dumps(info))
+    return folder
+
+
+def test_the_folder_has_the_page_the_engine_and_the_model(page):
+    assert {file.name for file in (page / "engine").iterdir()} == {*FILES, "LICENSE.txt"}
+    assert all((page / "engine" / name).read_text() == name for name in FILES)
+    assert "Mozilla Public License Version 2.0" in (page / "engine" / "LICENSE.txt").read_text()
+    site = site_of(page)
     languages = [("en", "English", ["fr"]), ("fr", "French", [])]
     assert [tuple(each.values()) for each in site["languages"]] == languages
     [found] = site["models"]
-    assert all((tmp_path / "page" / found["folder"] / name).exists() for name in ("model.bin", "vocab.spm"))
-    assert (found["vocabularies"], found["arithmetic"]) == (["vocab.spm"], "int8shiftAll")
-    assert {file.name for file in files.iterdir()} >= {"README.md", "model.bin", "vocab.spm"}
+    vocabularies = ["srcvocab.spm", "trgvocab.spm"]
+    assert (found["vocabularies"], found["arithmetic"]) == (vocabularies, "int8shiftAll")
+    assert {file.name for file in (page / found["folder"]).iterdir()} >= {"model.bin", *vocabularies}
 
 
-def test_an_exported_model_is_copied_and_two_vocabularies_are_named(mtrain, exported, package, tmp_path):
-    code, _, _ = mtrain("web", exported, "-o", tmp_path / "page", "--engine", package)
-    assert code == 0
+def test_an_exported_model_is_copied(mtrain, exported, package, tmp_path):
+    code, out, err = mtrain("web", exported, "-o", tmp_path / "page", "--engine", package)
+    assert (code, out) == (0, f"{tmp_path / 'page'}\n")
+    assert f"python -m http.server --bind 127.0.0.1 --directory {tmp_path / 'page'}" in err
     [found] = site_of(tmp_path / "page")["models"]
-    assert (found["vocabularies"], found["arithmetic"]) == (["srcvocab.spm", "trgvocab.spm"], "float32")
+    assert found["arithmetic"] == "float32"
     for name in ("model.bin", "srcvocab.spm", "trgvocab.spm"):
         same = tmp_path / "page" / found["folder"] / name
         assert same.read_bytes() == (exported / name).read_bytes()
