@@ -7,10 +7,8 @@ from pydantic import Field, model_validator
 from mtrain.config.section import Count, Fraction, PositiveInt, Section
 from mtrain.config.sections.presets import PRESETS, STUDENTS
 
-Preset = Literal[
-    *("auto", "micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"),
-    *("student_tiny", "student_base"),
-]
+_Sizes = Literal["micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
+Preset = Literal["auto", _Sizes, "student_tiny", "student_base"]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "sinusoidal_marian", "learned", "rotary"]
 TiedEmbeddings = Literal["none", "decoder", "all"]
 Head = Literal["translation", "pair_classifier"]

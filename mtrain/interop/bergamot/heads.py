@@ -38,8 +38,9 @@ def with_head_first(tensors: dict[str, Tensor], layer: int, head: int, heads: in
     reordered = dict(tensors)
     for part in ("weight", "bias"):
         fused = tensors[f"{name}.query_key_value.{part}"]  # (3E, E) or (3E)
-        by_head = fused.unflatten(0, (3, heads, -1))
+        by_head = fused.view(3, heads, -1, *fused.shape[1:])
         reordered[f"{name}.query_key_value.{part}"] = by_head[:, order].flatten(0, 2)
-    output = tensors[f"{name}.output.weight"].unflatten(1, (heads, -1))  # (E, H, D)
+    output = tensors[f"{name}.output.weight"]  # (E, E)
+    output = output.view(len(output), heads, -1)
     reordered[f"{name}.output.weight"] = output[:, order].flatten(1)
     return reordered

@@ -107,5 +107,5 @@ def _restored(name: str, kind: int, shape: tuple[int, ...], stored: bytes) -> np
     if kind != _INTGEMM8:
         return values.reshape(shape)
     [factor] = np.frombuffer(stored, "<f4", 1, size)
-    restored = values.astype(np.float32) / factor
+    restored: npt.NDArray[Any] = values.astype(np.float32) / factor
     return restored.reshape(shape) if name.endswith("Wemb") else restored.reshape(shape[::-1]).T

@@ -171,8 +171,8 @@ def test_another_order_of_heads_changes_nothing_but_the_first_head(model_of):
 def test_the_head_that_agrees_with_the_alignments_is_chosen(model_of):
     """Of four heads, three attend to everything alike, so their average is led by the other one."""
     loaded = load_model(model_of(JOINT))
-    attention = loaded.model.decoder[0].cross_attention.query_key_value
-    by_head = attention.weight.data.unflatten(0, (3, 4, -1))
+    attention: Any = loaded.model.decoder[0].cross_attention.query_key_value
+    by_head = attention.weight.data.view(3, 4, 16, 64)
     by_head[0, [0, 1, 3]], attention.bias.data[:64] = 0, 0
     assert choose_head(loaded, [row for _, row in sentences_of(loaded, SOURCES)]) == (0, 2)
 
