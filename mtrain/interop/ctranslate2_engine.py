@@ -140,9 +140,11 @@ def _search(engine: Any, translator: Translator) -> Search:
         # A call has one limit. The parts that reach a lower limit of their own are translated again.
         highest = max(limits)
         results = translate(parts, highest)
-        for k, (part, limit) in enumerate(zip(parts, limits, strict=True)):
-            if limit < highest and max(map(len, results[k].hypotheses)) >= limit:
-                [results[k]] = translate([part], limit)
+        lengths_found = [max(map(len, result.hypotheses)) for result in results]
+        for limit in {*limits} - {highest}:
+            rows = [k for k, own in enumerate(limits) if own == limit and lengths_found[k] >= limit]
+            for k, result in zip(rows, translate([parts[k] for k in rows], limit), strict=True):
+                results[k] = result
         return [_hypotheses(*each, config, ids) for each in zip(results, limits, strict=True)]
 
     return search
