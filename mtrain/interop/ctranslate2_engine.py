@@ -18,7 +18,7 @@ from mtrain.decoding.search.beam import Hypothesis
 from mtrain.decoding.search.search import maximum_lengths
 from mtrain.decoding.split import Part
 from mtrain.decoding.translate import Translator
-from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.errors import ModelError, StorageError, UsageError, is_out_of_memory
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.interop.formats import import_optional
 from mtrain.storage.atomic import write_folder, write_text
@@ -134,8 +134,12 @@ def _search(engine: Any, translator: Translator) -> Search:
         def translate(some: list[Part], limit: int) -> list[Any]:
             sources = [[source[i] for i in part.source[:end]] for part in some]
             prefixes = [[target[i] for i in part.prefix] for part in some]
-            found: list[Any] = engine.translate_batch(sources, prefixes, max_decoding_length=limit, **options)
-            return found
+            try:
+                return list(engine.translate_batch(sources, prefixes, max_decoding_length=limit, **options))
+            except RuntimeError as error:  # such as a prefix of more than a thousand tokens
+                if is_out_of_memory(error):
+                    raise
+                raise UsageError(f"--engine ctranslate2: {error}; use --engine mtrain") from None
 
         # A call has one limit. The parts that reach a lower limit of their own are translated again.
         highest = max(limits)

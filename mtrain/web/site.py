@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrain.checkpoint.model_info import Description, describe_model, model_folder_of
+from mtrain.checkpoint.model_folder import read_settings
+from mtrain.checkpoint.model_info import ExportInfo, is_run, read_info
 from mtrain.config.language_names import language_name
 from mtrain.config.languages import base_language
 from mtrain.errors import ModelError, UsageError
@@ -48,13 +49,16 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
     write_new_folder(out, fill)
 
 
-def _describe(model: Path) -> Description:
-    return describe_model(model_folder_of(model))
+def _export_of(model: Path) -> ExportInfo | None:
+    """What an exported model is; None for a run or model folder, or a checkpoint."""
+    own = is_run(model) or (model / "config.yaml").exists()
+    return None if own else read_info(model).export
 
 
 def _direction(model: Path) -> tuple[str, str]:
     """The codes of the languages of a model. Raises ModelError if they are unknown."""
-    config = _describe(model).config
+    exported = _export_of(model)
+    config = read_settings(model) if exported is None else exported.config
     source, target = base_language(config.source_lang), base_language(config.target_lang)
     if "und" in (source, target):
         cure = "write source_lang and target_lang in its config.yaml"
@@ -64,8 +68,8 @@ def _direction(model: Path) -> tuple[str, str]:
 
 def _write_model(model: Path, folder: Path) -> None:
     """Copy an exported model, or export a model in int8."""
-    exported = _describe(model).info.export
-    if exported is None or (model / "config.yaml").exists():
+    exported = _export_of(model)
+    if exported is None:
         export_model(model, folder, "bergamot", "int8")
         return
     if not (model / MODEL).exists() or exported.format != "bergamot":
@@ -76,7 +80,7 @@ def _write_model(model: Path, folder: Path) -> None:
 
 def _files(folder: Path) -> dict[str, Any]:
     """What the page needs to know about an exported model."""
-    exported = describe_model(folder).info.export
+    exported = _export_of(folder)
     names = next(names for names in VOCABULARIES.values() if (folder / names[0]).exists())
     is_int8 = exported is not None and exported.quantization is not None
     return {"model": MODEL, "vocabularies": names, "arithmetic": arithmetic(is_int8)}
