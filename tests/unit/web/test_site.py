@@ -100,6 +100,7 @@ def test_an_exported_model_is_copied(mtrain, exported, package, tmp_path):
         ),
         (["missing"], [], 4, "missing: no such model or run folder"),
         (["{other}"], [], 4, "is exported in another format; give the model that it was exported from"),
+        (["{damaged}"], [], 4, "model.bin: damaged (its contents do not match manifest.json)"),
         (["{und}"], [], 4, "the languages of the model are unknown; write source_lang and target_lang in"),
         (["{model}"], ["-o", "{model}"], 2, "already exists and is not overwritten; give another folder"),
     ],
@@ -108,9 +109,18 @@ def test_mistakes_are_one_line(
     mtrain, run_dir, model, exported, package, tmp_path, monkeypatch, models, options, code, message
 ):
     monkeypatch.chdir(tmp_path)
-    folders = {"run": run_dir, "model": model, "other": tmp_path / "other", "und": tmp_path / "und"}
+    folders = {
+        "run": run_dir,
+        "model": model,
+        "other": tmp_path / "other",
+        "damaged": exported,
+        "und": tmp_path / "und",
+    }
     if models == ["{other}"]:  # with the names of Firefox, for example
         (shutil.copytree(exported, folders["other"]) / "model.bin").unlink()
+    if models == ["{damaged}"]:
+        with (exported / "model.bin").open("r+b") as file:
+            file.write(b"\2")
     if models == ["{und}"]:
         config = shutil.copytree(model, folders["und"]) / "config.yaml"
         config.write_text(config.read_text().replace("target_lang: fr", "target_lang: und"))
