@@ -81,10 +81,9 @@ def compare_with_engine(
     for (text, row), found in zip(given, theirs, strict=True):
         source = torch.tensor([row])
         [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), settings)
-        own, found = (
-            each.translate(SPACES).strip() for each in (*loaded.tokenizer.decode([best.ids]), found)
-        )
-        is_cut = len(best.ids) >= 2 * len(row)
+        ids = best.ids[: 2 * len(row) - 1]
+        own, found = (each.translate(SPACES).strip() for each in (*loaded.tokenizer.decode([ids]), found))
+        is_cut = len(ids) == 2 * len(row) - 1
         if own != found and not (is_cut and found.startswith(own.rstrip(_HALF_A_CHARACTER))):
             different.append(f"source: {text}; mtrain: {own}; engine: {found}")
     if len(different) > (1 if int8 else _MOST_DIFFERENT) * len(given):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,11 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 import yaml
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
 from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.data.reading.files import toy_pairs
+from mtrain.decoding.translate import Translator
+from mtrain.documents.html import Html
 from mtrain.errors import ModelError
 from mtrain.interop.bergamot.engine import translate_with_engine
 from mtrain.interop.bergamot.heads import choose_head, with_head_first
@@ -21,6 +28,7 @@ from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
 from mtrain.interop.verify import sentences_of
 from mtrain.model.transformer import Transformer
+from mtrain.training.fit import fit
 from tests.support.bergamot import engine, log_probs, read_binary
 from tests.support.cli import one_line
 from tests.support.random_models import SOURCES, random_model
@@ -162,10 +170,9 @@ def test_another_order_of_heads_changes_nothing_but_the_first_head(model_of):
     reordered.load_state_dict(with_head_first(loaded.model.state_dict(), 0, 2, 4))
     source = [9, 20, 31, 3]
     torch.testing.assert_close(of_model(loaded._replace(model=reordered), source), of_model(loaded, source))
-    queries = [
-        model.decoder[0].cross_attention.query_key_value.bias[:64] for model in (loaded.model, reordered)
-    ]
-    assert torch.equal(queries[1][:16], queries[0][32:48])
+    name = "decoder.0.cross_attention.query_key_value.bias"
+    before, after = (model.state_dict()[name] for model in (loaded.model, reordered))
+    assert torch.equal(after[:16], before[32:48])
 
 
 def test_the_head_that_agrees_with_the_alignments_is_chosen(model_of):
@@ -280,8 +287,62 @@ def test_a_failure_of_the_engine_is_one_line(engine, tmp_path, model_of):
         translate_with_engine(engine, tmp_path, ["Hello."], int8=False)
 
 
+@pytest.fixture(scope="module")
+def student(tmp_path_factory) -> Path:
+    """A run that has learned the toy corpus, with the settings of students in a smaller size."""
+    sizes = {"d_model": 64, "ffn_dim": 128, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}
+    raw = {
+        "run_dir": str(tmp_path_factory.mktemp("student") / "run"),
+        "data": {
+            **{"source_lang": "en", "target_lang": "fr", "max_length": 64},
+            "train": {"toy": "train"},
+            "validation": {"toy": "validation"},
+        },
+        "tokenizer": {"vocab_size": 360},
+        "model": {"preset": "student_tiny", **sizes},
+        "training": {
+            **{"max_steps": 400, "batch_tokens": 1024, "learning_rate": 0.006, "schedule": "cosine"},
+            **{"validate_every": 400, "checkpoint_every": 400, "precision": "fp32", "patience": None},
+        },
+        "export": {"require": ["bergamot"]},
+    }
+    fit(validate(Config, raw, "test"))
+    return Path(raw["run_dir"])
+
+
+def bold_words(html: str) -> list[str]:
+    return re.sub(r"[^\w\s]", " ", " ".join(re.findall(r"<b>(.*?)</b>", html))).split()
+
+
 @pytest.mark.slow
-def test_the_engine_keeps_tags(engine, model_of):
-    text = "I <b>like</b> rice."
-    [found] = translate_with_engine(engine, exported(model_of(JOINT)), [text], int8=False, html=True)
-    assert found.count("<b>") == found.count("</b>") >= 1
+def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_path):
+    """In fp32 99% of the sentences identically, in int8 nearly as well, with tags around the same words."""
+    pairs = [*toy_pairs("test"), *toy_pairs("validation")][:500]
+    texts, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    for folder, quantization in (("fp32", None), ("int8", "int8")):
+        export_model(student, tmp_path / folder, "bergamot", quantization, texts[:200], engine=engine)
+    with Translator.load(student, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
+        ours = [each.text for each in translator.with_settings(beam_size=1).translate(texts)]
+        fp32 = translate_with_engine(engine, tmp_path / "fp32", texts, int8=False)
+        int8 = translate_with_engine(engine, tmp_path / "int8", texts, int8=True)
+        assert sum(map(str.__eq__, ours, fp32)) >= 0.99 * len(texts)
+        bleu = [sacrebleu.corpus_bleu(found, [references]).score for found in (ours, int8)]
+        chrf = sacrebleu.corpus_chrf(int8, [ours]).score
+        assert bleu[1] > bleu[0] - 0.5 and chrf > 95, (bleu, chrf)
+        tagged = []
+        for number, text in enumerate(texts[:100]):
+            words = text.split()
+            words[number % len(words)] = f"<b>{words[number % len(words)]}</b>"
+            tagged.append(" ".join(words))
+        found = translator.with_settings(beam_size=1).translate(texts[:100], alignments=True)
+        placed = [
+            Html(html).with_translations([(each.text, each.alignment)])
+            for html, each in zip(tagged, found, strict=True)
+        ]
+    theirs = translate_with_engine(engine, tmp_path / "fp32", tagged, int8=False, html=True)
+    assert all(html.count("<b>") == html.count("</b>") > 0 for html in theirs)
+    same = [bold_words(a) == bold_words(b) for a, b in zip(placed, theirs, strict=True)]
+    assert sum(same) >= 90, [
+        (a, b) for a, b in zip(placed, theirs, strict=True) if bold_words(a) != bold_words(b)
+    ]
+    print("bleu", bleu, "chrf", chrf, "same", sum(map(str.__eq__, ours, fp32)), "tags", sum(same))
