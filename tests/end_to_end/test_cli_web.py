@@ -2,9 +2,7 @@
 
 import functools
 import http.server
-import os
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -12,21 +10,15 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.training.fit import fit
 from mtrain.web.site import write_site
+from tests.support.bergamot import engine
 from tests.support.training import merged
 from tests.support.translator_page import check_page, open_page, text_of
 
-
-@pytest.fixture(scope="module")
-def real_engine():
-    """The folder of the real npm package."""
-    folder = os.environ.get("MTRAIN_BERGAMOT")
-    if not folder:
-        pytest.skip("needs MTRAIN_BERGAMOT with the folder of @browsermt/bergamot-translator")
-    return Path(folder)
+__all__ = ["engine"]
 
 
 @pytest.fixture(scope="module")
-def address(browser, real_engine, raw_config, tmp_path_factory):
+def address(browser, engine, raw_config, tmp_path_factory):
     """A static server of a page whose model has memorized the eight pairs."""
     folder = tmp_path_factory.mktemp("web")
     recipe = {"max_steps": 200, "batch_tokens": 512, "validate_every": 100, "checkpoint_every": 200}
@@ -41,7 +33,7 @@ def address(browser, real_engine, raw_config, tmp_path_factory):
     }
     raw = merged(raw_config, str(folder / "run"), training=recipe, model=model)
     fit(validate(Config, raw, "test"), device="cpu")
-    write_site([folder / "run"], folder / "page", real_engine)
+    write_site([folder / "run"], folder / "page", engine)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:

@@ -26,10 +26,16 @@ def text_of(browser: Any, id_: str, part: str, seconds: float = 20.0) -> str:
 
 
 def check_page(browser: Any, address: str, width: int) -> None:
-    """After a translation: words can be marked with the keyboard, every control has a name, the page is not
-    wider than the window, and nothing was loaded from elsewhere or failed."""
+    """After a translation: words can be marked with the mouse and the keyboard, every control has a name, the
+    page is not wider than the window, and nothing was loaded from elsewhere or failed."""
+    from selenium.webdriver import ActionChains
+
+    marked = "return document.querySelectorAll('#mirror mark').length"
+    for place, expected in (("#target span", True), ("h1", False)):
+        ActionChains(browser).move_to_element(browser.find_element("css selector", place)).perform()
+        assert bool(browser.execute_script(marked)) == expected
     browser.find_element("id", "target").send_keys("\ue014")  # the right arrow
-    assert browser.execute_script("return document.querySelectorAll('#mirror mark').length") >= 1
+    assert browser.execute_script(marked) >= 1
     assert "Eine ←" in text_of(browser, "aligned", "←")
     unnamed = """return [...document.querySelectorAll('select, textarea, button, input, [role=textbox]')]
         .filter((each) => !(each.ariaLabel || each.labels?.length || each.textContent.trim())).length"""
