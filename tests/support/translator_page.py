@@ -6,23 +6,29 @@ from typing import Any
 
 
 def open_page(browser: Any, address: str, width: int, scheme: str) -> None:
-    """Open the page in a window of a width in pixels, light or dark."""
+    """Open the page in a window of a width in pixels, light or dark, and wait until one can type."""
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     browser.get(address)
+    _wait_for(browser, "return document.activeElement.id", "source")
 
 
-def text_of(browser: Any, id_: str, part: str, seconds: float = 20.0) -> str:
+def text_of(browser: Any, id_: str, part: str) -> str:
     """The text of an element, once it is not empty and contains a part."""
+    return _wait_for(browser, f"return document.getElementById('{id_}').innerText", part)
+
+
+def _wait_for(browser: Any, script: str, part: str, seconds: float = 20.0) -> str:
+    """What a script returns, once it is not empty and contains a part."""
     deadline, found = time.monotonic() + seconds, ""
     while time.monotonic() < deadline:
-        found = browser.execute_script(f"return document.getElementById('{id_}').innerText")
+        found = browser.execute_script(script)
         if found and part in found:
             return found
         time.sleep(0.05)
-    raise AssertionError(f"{id_}: {found!r}")
+    raise AssertionError(f"{script}: {found!r}")
 
 
 def check_page(browser: Any, address: str, width: int) -> None:
