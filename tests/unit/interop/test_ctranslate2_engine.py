@@ -113,6 +113,7 @@ def test_what_the_engine_lacks_is_named(mtrain, model, options, message):
     assert (code, out) == (2, "") and message in one_line(err)
 
 
+@pytest.mark.slow
 def test_a_prefix_that_is_too_long_for_the_engine_is_an_error(mtrain, model):
     (model / "long").write_text("Eine Katze. " * 400)
     job = ["translate", model, "It rains.", "--engine", "ctranslate2", "--device", "cpu"]

@@ -87,6 +87,20 @@ def test_an_exported_model_is_copied(mtrain, exported, package, tmp_path):
         assert same.read_bytes() == (exported / name).read_bytes()
 
 
+def test_several_models_make_several_directions(exported, package, tmp_path):
+    back = shutil.copytree(exported, tmp_path / "back")
+    info = json.loads((back / "info.json").read_text())
+    info["export"]["config"] |= {"source_lang": "fr", "target_lang": "en"}
+    (back / "info.json").write_text(json.dumps(info))
+    write_site([exported, back], tmp_path / "page", package)
+    site = site_of(tmp_path / "page")
+    assert [tuple(each.values()) for each in site["languages"]] == [
+        ("en", "English", ["fr"]),
+        ("fr", "French", ["en"]),
+    ]
+    assert [each["folder"] for each in site["models"]] == ["models/en-fr", "models/fr-en"]
+
+
 @pytest.mark.parametrize(
     ("models", "options", "code", "message"),
     [
