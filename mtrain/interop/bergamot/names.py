@@ -27,8 +27,8 @@ for _theirs, _attention in {"self_attn": "self", "encoder_attn": "context"}.item
 _MULTIPLIERS = "_QuantMultA"  # ends the names of constants that some quantized models have
 _ACTIVATIONS = {"relu": "relu", "silu": "swish"}  # Marian's gelu is an approximation
 
-# Options that change what a model computes, the supported values, and how mtrain writes them. A file may lack
-# any of them. The engine requires some that have no effect on this architecture.
+# Options that change what a model computes, and the supported values, of which mtrain writes the first one. A
+# file may lack any of them.
 _OPTIONS: dict[str, list[Any]] = {
     "type": ["transformer"],
     "transformer-preprocess": [""],
@@ -45,7 +45,6 @@ _OPTIONS: dict[str, list[Any]] = {
     "lemma-dim-emb": [0],
     "input-types": [[]],
     "ulr": [False],
-    "layer-normalization": [False],
     "right-left": [False],
     "transformer-decoder-dim-ffn": [0],
     "transformer-decoder-ffn-depth": [0],
@@ -106,7 +105,6 @@ def options_of(model: ModelConfig, alignment_layer: int) -> str:
             "tied-embeddings": tie == "decoder",
             "tied-embeddings-all": tie == "all",
             "tied-embeddings-src": False,
-            "version": "v1.9.56",  # of Marian; required, and otherwise without effect
         }
     )
 
