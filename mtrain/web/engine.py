@@ -33,7 +33,7 @@ def copy_engine(into: Path, package: Path | None) -> None:
                 (into / name).write_bytes(member.read())
     else:
         found = find_package(package)
-        if found is None:
+        if found is None or not all((found / "worker" / name).is_file() for name in _FILES):
             install = f"npm install {PACKAGE}@{VERSION}"
             raise UsageError(f"--engine {package}: does not contain {PACKAGE}; run {install}")
         for name in _FILES:

@@ -112,6 +112,7 @@ def test_several_models_make_several_directions(exported, package, tmp_path):
             2,
             "--engine .: does not contain @browsermt/bergamot-translator; run",
         ),
+        (["{model}"], ["--engine", "incomplete"], 2, "--engine incomplete: does not contain @browsermt/"),
         (["missing"], [], 4, "missing: no such model or run folder"),
         (["{other}"], [], 4, "is exported in another format; give the model that it was exported from"),
         (["{damaged}"], [], 4, "model.bin: damaged (its contents do not match manifest.json)"),
@@ -132,6 +133,9 @@ def test_mistakes_are_one_line(
     }
     if models == ["{other}"]:  # with the names of Firefox, for example
         (shutil.copytree(exported, folders["other"]) / "model.bin").unlink()
+    if "incomplete" in options:
+        shutil.copytree(package, "incomplete")
+        next(Path("incomplete").rglob("*.wasm")).unlink()
     if models == ["{damaged}"]:
         with (exported / "model.bin").open("r+b") as file:
             file.write(b"\2")
