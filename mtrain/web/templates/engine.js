@@ -34,10 +34,16 @@ const wrapped = (line, first) => line.replace(/[&<>]/g, (character) => ESCAPES[c
 
 // Where words are: begin and end in characters, which are not UTF-16 units.
 const length = (text) => [...text].length;
-const wordsOf = (text) => [...text.matchAll(/\S+/g)].map((match) => {
-  const begin = length(text.slice(0, match.index));
-  return [begin, begin + length(match[0])];
-});
+function wordsOf(text) {
+  const words = [];
+  let begin = 0;
+  for (const part of text.split(/(\s+)/)) {
+    const end = begin + length(part);
+    if (/\S/.test(part)) words.push([begin, end]);
+    begin = end;
+  }
+  return words;
+}
 
 // The translation of a line, and its alignments, which begin at a word of the source and a place in the target.
 async function translateLine(line, pair, words, first, place) {
@@ -60,17 +66,15 @@ async function translateLine(line, pair, words, first, place) {
 
 async function translateLines(text, pair, signal) {
   const words = wordsOf(text), answer = { translatedText: "", alignments: [], alternatives: [] };
-  let first = 0;
+  let first = 0, place = 0;
   for (const [number, line] of text.split("\n").entries()) {
     if (signal.aborted) return null;
-    if (number) answer.translatedText += "\n";
     const count = wordsOf(line).length;
-    if (count) {
-      const found = await translateLine(line, pair, words, first, length(answer.translatedText));
-      answer.translatedText += found[0];
-      answer.alignments.push(...found[1]);
-    }
+    const [found, links] = count ? await translateLine(line, pair, words, first, place) : ["", []];
+    answer.translatedText += number ? `\n${found}` : found;
+    answer.alignments.push(...links);
     first += count;
+    place += length(found) + 1;
   }
   return answer;
 }
