@@ -290,7 +290,7 @@ def test_a_failure_of_the_engine_is_one_line(engine, tmp_path, model_of):
 @pytest.fixture(scope="module")
 def student(tmp_path_factory) -> Path:
     """A run that has learned the toy corpus, with the settings of students in a smaller size."""
-    sizes = {"d_model": 64, "ffn_dim": 128, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}
+    sizes = {"d_model": 64, "ffn_dim": 128, "heads": 4, "encoder_layers": 2, "decoder_layers": 1}
     raw = {
         "run_dir": str(tmp_path_factory.mktemp("student") / "run"),
         "data": {
@@ -298,11 +298,12 @@ def student(tmp_path_factory) -> Path:
             "train": {"toy": "train"},
             "validation": {"toy": "validation"},
         },
-        "tokenizer": {"vocab_size": 360},
-        "model": {"preset": "student_tiny", **sizes},
+        "tokenizer": {"vocab_size": 450},
+        "model": {"preset": "student_tiny", "dropout": 0.0, **sizes},
         "training": {
-            **{"max_steps": 400, "batch_tokens": 1024, "learning_rate": 0.006, "schedule": "cosine"},
-            **{"validate_every": 400, "checkpoint_every": 400, "precision": "fp32", "patience": None},
+            **{"max_steps": 800, "batch_tokens": 1024, "learning_rate": 0.003, "schedule": "cosine"},
+            **{"warmup_steps": 100, "validate_every": 800, "validation_pairs": 20},
+            **{"checkpoint_every": 800, "precision": "fp32", "patience": None},
         },
         "export": {"require": ["bergamot"]},
     }
