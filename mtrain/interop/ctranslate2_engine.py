@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mtrain import __version__
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import run_folder_of
 from mtrain.config.sections.decoding import DecodingConfig
@@ -76,8 +77,8 @@ def _load_converted(path: Path, translator: Translator, load: Callable[[Path], A
     """Call `load` with the folder of the converted model. If nothing can be written beside the model, it is
     converted to a temporary folder."""
     decoding = translator.decoding.model_dump(mode="json", include={*_CONVERTED})
-    version = import_optional("ctranslate2").__version__
-    source = {"model": translator.fingerprint, "ctranslate2": version, **decoding}
+    versions = {"mtrain": __version__, "ctranslate2": import_optional("ctranslate2").__version__}
+    source = {"model": translator.fingerprint, **versions, **decoding}
 
     def fill(folder: Path) -> None:
         loaded = load_model(path, [f"decoding.{key}={json.dumps(value)}" for key, value in decoding.items()])
@@ -91,12 +92,12 @@ def _load_converted(path: Path, translator: Translator, load: Callable[[Path], A
         with wait_for_lock(folder.with_name(f".{_FOLDER}.lock")):
             if not _is_made_from(folder, source):
                 write_folder(folder, fill)
+            return load(folder)  # before another process with other settings replaces it
     except (OSError, StorageError) as error:
         log.warning("the model converted for CTranslate2 cannot be kept: %s", error)
         with TemporaryDirectory() as temporary:
             fill(Path(temporary))
             return load(Path(temporary))
-    return load(folder)
 
 
 def _is_made_from(folder: Path, source: dict[str, Any]) -> bool:
@@ -116,6 +117,7 @@ def _search(engine: Any, translator: Translator) -> Search:
 
     def search(task: DecodingTask) -> list[list[Hypothesis]]:
         config, parts = task.config, task.parts
+        _require_supported(config)
         lengths = torch.tensor([len(part.source) for part in parts])
         longest = maximum_lengths(models, lengths, config, [part.prefix for part in parts])
         limits = [limit - config.force_eos for limit in longest.tolist()]

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import tarfile
+from http.client import HTTPException
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -47,7 +48,7 @@ def _download() -> bytes:
     try:
         with urlopen(URL, timeout=_SECONDS) as answer:
             contents: bytes = answer.read()
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise StorageError(f"{URL}: cannot be downloaded: {error}; {cure}") from None
     if base64.b64encode(hashlib.sha512(contents).digest()).decode() != INTEGRITY:
         raise StorageError(f"{URL}: is not the file that was expected (its SHA-512 differs); {cure}")

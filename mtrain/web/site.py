@@ -7,9 +7,8 @@ from typing import Any
 from mtrain.checkpoint.model_folder import read_settings
 from mtrain.checkpoint.model_info import ExportInfo, is_run, read_info
 from mtrain.config.language_names import language_name
-from mtrain.config.languages import base_language
 from mtrain.errors import ModelError, UsageError
-from mtrain.interop.bergamot.write import MODEL, VOCABULARIES, arithmetic
+from mtrain.interop.bergamot.write import MODEL, VOCABULARIES, arithmetic, languages_of
 from mtrain.interop.export import export_model
 from mtrain.storage.atomic import copy_files, require_new_folder, write_new_folder, write_text
 from mtrain.storage.manifest import MANIFEST, verify_folder
@@ -59,11 +58,10 @@ def _direction(model: Path) -> tuple[str, str]:
     """The codes of the languages of a model. Raises ModelError if they are unknown."""
     exported = _export_of(model)
     config = read_settings(model) if exported is None else exported.config
-    source, target = base_language(config.source_lang), base_language(config.target_lang)
-    if "und" in (source, target):
-        cure = "write source_lang and target_lang in its config.yaml"
-        raise ModelError(f"{model}: the languages of the model are unknown; {cure}")
-    return source, target
+    try:
+        return languages_of(config)
+    except ModelError as error:
+        raise ModelError(f"{model}: {error}") from None
 
 
 def _write_model(model: Path, folder: Path) -> None:

@@ -2,6 +2,7 @@
 in OPUS-MT (`source.spm`, `target.spm` and `*vocab.yml`), or SentencePiece models alone, as in Bergamot."""
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from mtrain.storage.atomic import write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary, load_model_file
 
+_SIDES = ({"source", "src"}, {"target", "trg", "tgt"})  # in the names of vocabularies
 _MAX_LENGTH = 512  # tokens; Marian does not store the limit
 _MAX_VOCABULARY = 2**26  # bytes of a vocabulary in YAML
 _YAML: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # values are texts
@@ -34,10 +36,12 @@ def native_weights(folder: Path) -> Path | None:
     Transformers. None if there are none. Raises ModelError if there are several."""
     if (folder / "config.json").exists():
         return None
-    found = sorted([*folder.glob("*.npz"), *folder.glob("model*.bin")])
+    files = sorted([*folder.glob("*.npz"), *folder.glob("model*.bin")])
+    found = [file for file in files if not file.name.endswith(".optimizer.npz")]
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise ModelError(f"{folder}: contains several models: {names}; keep only one of them")
+        cure = "give a folder with one of them and the vocabularies"
+        raise ModelError(f"{folder}: contains several models: {names}; {cure}")
     return found[0] if found else None
 
 
@@ -96,13 +100,14 @@ def _take_vocabularies(folder: Path, into: Path, rows: Sequence[int], zeros: Seq
     The ids of the SentencePiece models are used if they include a BOS in `zeros`, as in exports of mtrain.
     Otherwise, files map pieces to ids, and <pad> gets the id after all rows. Raises ModelError.
     """
-    models, listed = sorted(folder.glob("*.spm")), sorted(folder.glob("*vocab*.yml"))  # source, then target
+    models, listed = [*folder.glob("*.spm")], [*folder.glob("*vocab*.yml")]
     if len(models) == 2 and not listed and read_file(models[0]) == read_file(models[1]):
         models.pop()
     if len(models) not in (1, 2) or len(listed) > 2:
         found = ", ".join(file.name for file in [*models, *listed]) or "none"
         wanted = "source.spm and target.spm with *vocab.yml, vocab*.spm, or srcvocab*.spm and trgvocab*.spm"
         raise ModelError(f"{folder}: the vocabularies must be {wanted}; found: {found}")
+    models, listed = _source_first(models), _source_first(listed)
     into.mkdir()
     names = ["joint"] if len(models) == 1 else ["source", "target"]
     for name, model in zip(names, models, strict=True):
@@ -115,6 +120,20 @@ def _take_vocabularies(folder: Path, into: Path, rows: Sequence[int], zeros: Seq
         contents = json.dumps(ids | {"<pad>": count}, ensure_ascii=False)
         write_text(into / f"{prefix}vocab.json", contents)
     return Tokenizer(into)
+
+
+def _source_first(files: list[Path]) -> list[Path]:
+    """Two files of vocabularies, the one of the source first, or a single file. Their names must say which is
+    which: codes of languages do not. Raises ModelError."""
+    sides = dict[int, Path]()
+    for file in files:
+        words = re.findall("[a-z]+", file.name.lower().replace("vocab", "."))
+        sides |= {side: file for side, names in enumerate(_SIDES) if names & {*words}}
+    if len(files) == 2 and len({*sides.values()}) < 2:
+        found = " and ".join(sorted(file.name for file in files))
+        cure = "let one name begin with source, and the other with target"
+        raise ModelError(f"{files[0].parent}: found {found}, and cannot tell which side is which; {cure}")
+    return [sides[0], sides[1]] if len(files) == 2 else files
 
 
 def _has_own_ids(models: Sequence[Path], rows: Sequence[int], zeros: Sequence[int]) -> bool:

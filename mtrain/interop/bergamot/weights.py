@@ -5,6 +5,7 @@ import math
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ import numpy.typing as npt
 
 from mtrain.errors import ModelError
 from mtrain.regular_files import UNLIMITED, read_file
+
+# What readers of damaged files raise; NotImplementedError of an unknown compression is a RuntimeError.
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -67,10 +74,12 @@ def read_weights(file: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
         text = arrays.pop(OPTIONS).tobytes().rstrip(b"\0").decode()
     except KeyError:
         raise ModelError(f"{file}: has no {OPTIONS}; is it a model of Marian?") from None
-    except (OSError, EOFError, ValueError, struct.error, zipfile.BadZipFile, MemoryError) as error:
+    except _DAMAGED as error:
         raise ModelError(f"{file}: damaged, or not weights of Marian: {error}") from None
-    if other := [name for name, array in arrays.items() if array.dtype not in (np.float32, np.float16)]:
-        raise ModelError(f"{file}: {other[0]} has the type {arrays[other[0]].dtype}; expected float32")
+    for name, array in arrays.items():
+        if array.dtype not in (np.float32, np.float16) or array.ndim not in (1, 2):
+            found = f"{array.ndim} dimensions of {array.dtype}"
+            raise ModelError(f"{file}: {name} has {found}; expected 1 or 2 of float32")
     return {name: array.astype(np.float32, copy=False) for name, array in arrays.items()}, text
 
 
@@ -107,5 +116,7 @@ def _restored(name: str, kind: int, shape: tuple[int, ...], stored: bytes) -> np
     if kind != _INTGEMM8:
         return values.reshape(shape)
     [factor] = np.frombuffer(stored, "<f4", 1, size)
+    if not factor:
+        raise ValueError(f"{name} is quantized with the factor 0")
     restored: npt.NDArray[Any] = values.astype(np.float32) / factor
     return restored.reshape(shape) if name.endswith("Wemb") else restored.reshape(shape[::-1]).T

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.language_names import language_name
 from mtrain.config.languages import base_language
+from mtrain.config.schema import ModelFolderConfig
 from mtrain.errors import ModelError
 from mtrain.interop.bergamot.heads import choose_head, with_head_first
 from mtrain.interop.bergamot.names import options_of, to_native
@@ -30,8 +32,10 @@ def write_bergamot(loaded: LoadedModel, folder: Path, int8: bool, rows: Sequence
     """Write a model to an empty folder, with its vocabularies and settings. Rows of source ids decide which
     attention head gives word alignments.
 
-    Raises ModelError if the ids of the vocabularies are not those of their SentencePiece models.
+    Raises ModelError if the languages are unknown, or if the ids of the vocabularies are not those of their
+    SentencePiece models.
     """
+    languages_of(loaded.config)
     model, tokenizer = loaded.model.config, loaded.tokenizer
     sides = {"source": tokenizer.source, "target": tokenizer.target}
     sizes = {side: _rounded_up(len(vocabulary)) for side, vocabulary in sides.items()}
@@ -46,6 +50,16 @@ def write_bergamot(loaded: LoadedModel, folder: Path, int8: bool, rows: Sequence
     options = options_of(model.model_copy(update=padded), layer)
     write_binary(folder / MODEL, to_native(theirs), options, int8)
     _write_settings(loaded, folder, int8)
+
+
+def languages_of(config: ModelFolderConfig) -> tuple[str, str]:
+    """The codes of the languages of a model, which become parts of the names of files. Raises ModelError if
+    they are unknown or unusual."""
+    codes = config.source_lang, config.target_lang
+    if "und" in codes or not all(re.fullmatch(r"[\w-]+", code, re.ASCII) for code in codes):
+        cure = "write codes such as de or pt-BR as source_lang and target_lang in its config.yaml"
+        raise ModelError(f"the languages of the model are {codes[0]} and {codes[1]}; {cure}")
+    return codes
 
 
 def arithmetic(int8: bool) -> str:
@@ -88,7 +102,7 @@ def _write_settings(loaded: LoadedModel, folder: Path, int8: bool) -> None:
         "gemm-precision": arithmetic(int8),
     }
     (folder / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
-    source, target = (base_language(code) for code in (config.source_lang, config.target_lang))
+    source, target = map(base_language, languages_of(config))
     described = {
         "shortName": f"{source}-{target}-mtrain",
         "modelName": f"{language_name(source)}-{language_name(target)} mtrain",
@@ -105,7 +119,7 @@ def _write_settings(loaded: LoadedModel, folder: Path, int8: bool) -> None:
 
 def name_for_firefox(loaded: LoadedModel, folder: Path) -> None:
     """Replace the model and the vocabularies by compressed files with the names of Firefox's models."""
-    pair = "".join(base_language(code) for code in (loaded.config.source_lang, loaded.config.target_lang))
+    pair = "".join(map(base_language, languages_of(loaded.config)))
     # Firefox takes the arithmetic from the name; `intgemm.alphas` would be for calibrated activations.
     names = {MODEL: f"model.{pair}.intgemm8.bin"}
     names |= {name: f"{name.split('.')[0]}.{pair}.spm" for name in VOCABULARIES[loaded.tokenizer.joint]}

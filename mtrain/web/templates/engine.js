@@ -2,12 +2,32 @@
 // Translations by the Bergamot engine, in a worker.
 const site = {{ data }};
 const waiting = new Map(), loaded = new Map();
-let worker = null, calls = 0, turn = Promise.resolve();
+let worker = null, ready = null, calls = 0, turn = Promise.resolve();
 
 const call = (name, ...args) => new Promise((accept, reject) => {
   waiting.set(++calls, { accept, reject });
   worker.postMessage({ id: calls, name, args });
 });
+
+// Starts the engine, for the first time or after it has ended.
+function open() {
+  loaded.clear();
+  worker = new Worker("engine/translator-worker.js");
+  worker.addEventListener("message", ({ data: { id, result, error } }) => {
+    const { accept, reject } = waiting.get(id);
+    waiting.delete(id);
+    if (!error) return accept(result);
+    reject(new Error(error.message));
+    if (error.message.startsWith("Aborted")) {
+      worker.terminate();
+      ready = open();
+    }
+  });
+  const failed = new Promise((_, reject) => {
+    worker.addEventListener("error", (event) => reject(new Error(event.message || "The engine does not start.")));
+  });
+  return Promise.race([call("initialize", { cacheSize: 16384 }), failed]);
+}
 
 async function read(file) {
   const response = await fetch(file);
@@ -82,10 +102,12 @@ async function translateLines(text, pair, signal) {
 const backend = {
   // One text after the other: those that newer ones have replaced are skipped, or end after a line.
   translate({ q, source, target }, signal) {
+    const text = q.replace(/[\0-\x08\x0b-\x1f\x7f]/g, " "); // the engine ends at some of these characters
     const answer = turn.then(async () => {
       if (signal.aborted) return null;
+      await ready;
       await load(site.models.find((model) => model.source === source && model.target === target));
-      return translateLines(q, { from: source, to: target }, signal);
+      return translateLines(text, { from: source, to: target }, signal);
     });
     turn = answer.catch(() => {});
     return answer;
@@ -93,16 +115,7 @@ const backend = {
   async start() {
     if (location.protocol === "file:")
       throw new Error("Browsers do not run the engine from files. Serve this folder: python -m http.server");
-    worker = new Worker("engine/translator-worker.js");
-    worker.addEventListener("message", ({ data: { id, result, error } }) => {
-      const { accept, reject } = waiting.get(id);
-      waiting.delete(id);
-      if (error) reject(new Error(error.message)); else accept(result);
-    });
-    const failed = new Promise((_, reject) => {
-      worker.addEventListener("error", (event) => reject(new Error(event.message || "The engine does not start.")));
-    });
-    await Promise.race([call("initialize", { cacheSize: 16384 }), failed]);
+    await (ready = open());
     await load(site.models[0]);
     const [{ source, target }] = site.models;
     return { languages: site.languages, language: { source: { code: source }, target: { code: target } } };
