@@ -74,6 +74,18 @@ def test_the_newest_text_wins_and_markup_is_text(address, browser):
 
 
 @pytest.mark.slow
+def test_control_characters_do_not_end_the_engine(address, browser):
+    open_page(browser, address, 1400, "light")
+    source = browser.find_element("id", "source")
+    script = "arguments[0].value = 'The\\0sun\\x01shines.'; arguments[0].dispatchEvent(new Event('input'))"
+    browser.execute_script(script, source)
+    assert text_of(browser, "target", "") and not browser.find_element("id", "message").text
+    source.clear()
+    source.send_keys("It rains.")
+    assert text_of(browser, "target", "regnet.") == "Es regnet."
+
+
+@pytest.mark.slow
 def test_a_page_that_is_opened_as_a_file_says_how_to_serve_it(browser, tmp_path):
     from mtrain.web.page import translator_page
 

@@ -97,7 +97,8 @@ class Architecture(Section):
     @model_validator(mode="after")
     def _initialization_fits(self) -> Self:
         if self.initialization == "deepnorm" and (self.norm != "post" or self.is_classifier):
-            raise ValueError("initialization: deepnorm is for translation models with norm: post; remove it")
+            problem = "deepnorm, as in student presets, is for translation models with norm: post"
+            raise ValueError(f"initialization: {problem}; set it to xavier")
         return self
 
     @model_validator(mode="after")

@@ -3,8 +3,10 @@
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Callable
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -248,14 +250,37 @@ def test_an_unsupported_model_of_marian_is_refused_with_the_option(model_of, tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_names_of_vocabularies_must_say_which_side_is_which(model_of, tmp_path):
+    folder = shutil.copytree(exported(model_of(SEPARATE)), tmp_path / "marian")
+    own = [folder / "srcvocab.spm", folder / "trgvocab.spm"]
+    unclear = [own[0].rename(folder / "vocab.fr.spm"), own[1].rename(folder / "vocab.en.spm")]
+    with pytest.raises(ModelError, match=r"found vocab.en.spm and vocab.fr.spm, and cannot tell which"):
+        import_model(str(folder), tmp_path / "out")
+    unclear[0].rename(folder / "vocab.src.spm")
+    unclear[1].rename(folder / "Target.spm")
+    import_model(str(folder), tmp_path / "out")
+    tokenizers = load_model(model_of(SEPARATE)).tokenizer, load_model(tmp_path / "out").tokenizer
+    assert tokenizers[0].source.pieces == tokenizers[1].source.pieces[: len(tokenizers[0].source)]
+
+
 def test_damaged_folders_of_marian_are_refused(model_of, tmp_path):
     folder = marian_folder(model_of(JOINT), tmp_path / "marian", {}, Wpos=np.zeros((2, 2), "f4"))
     (folder / "vocab.spm").rename(folder / "vocab.sp")
+    np.save(npy := BytesIO(), np.zeros(1))
     for change, message in (
         (lambda: None, "the vocabularies must be source.spm and target.spm with .*; found: none"),
         (lambda: (folder / "vocab.sp").rename(folder / "vocab.spm"), "unexpected tensors: Wpos"),
         (lambda: (folder / "vocab.yml").write_text("a: b"), "vocab.yml: does not map pieces to ids"),
         (lambda: (folder / "model.npz").write_bytes(b"PK"), "model.npz: damaged"),
+        (lambda: (folder / "model.npz").write_bytes(npy.getvalue()), "model.npz: damaged"),
+        (
+            lambda: np.savez(
+                folder / "model.npz",
+                **{"special:model.yml": np.zeros(1, np.int8)},
+                a=np.zeros((1, 1, 1), "f4"),
+            ),
+            "a has 3 dimensions of float32; expected 1 or 2",
+        ),
         (lambda: np.savez(folder / "model.npz", a=np.zeros(1)), "has no special:model.yml"),
         (lambda: (folder / "model.bin").write_bytes(b"x" * 99), "several models: model.bin, model.npz"),
         (lambda: (folder / "model.npz").unlink(), "model.bin: damaged, or not weights of Marian"),

@@ -116,7 +116,8 @@ def test_several_models_make_several_directions(exported, package, tmp_path):
         (["missing"], [], 4, "missing: no such model or run folder"),
         (["{other}"], [], 4, "is exported in another format; give the model that it was exported from"),
         (["{damaged}"], [], 4, "model.bin: damaged (its contents do not match manifest.json)"),
-        (["{und}"], [], 4, "the languages of the model are unknown; write source_lang and target_lang in"),
+        (["{und}"], [], 4, "the languages of the model are en and und; write codes such as de"),
+        (["{path}"], [], 4, "the languages of the model are en and ../../fr; write codes such as de"),
         (["{model}"], ["-o", "{model}"], 2, "already exists and is not overwritten; give another folder"),
     ],
 )
@@ -130,6 +131,7 @@ def test_mistakes_are_one_line(
         "other": tmp_path / "other",
         "damaged": exported,
         "und": tmp_path / "und",
+        "path": tmp_path / "path",
     }
     if models == ["{other}"]:  # with the names of Firefox, for example
         (shutil.copytree(exported, folders["other"]) / "model.bin").unlink()
@@ -139,9 +141,10 @@ def test_mistakes_are_one_line(
     if models == ["{damaged}"]:
         with (exported / "model.bin").open("r+b") as file:
             file.write(b"\2")
-    if models == ["{und}"]:
-        config = shutil.copytree(model, folders["und"]) / "config.yaml"
-        config.write_text(config.read_text().replace("target_lang: fr", "target_lang: und"))
+    for language, name in (("und", "und"), ("../../fr", "path")):
+        if models == [f"{{{name}}}"]:
+            config = shutil.copytree(model, folders[name]) / "config.yaml"
+            config.write_text(config.read_text().replace("target_lang: fr", f"target_lang: {language}"))
     given = [each.format(**folders) for each in [*models, *options]]
     found, out, err = mtrain("web", "-o", "page", "--engine", package, *given)
     assert (found, out) == (code, "") and message in one_line(err)

@@ -28,7 +28,7 @@ def test_a_student_can_be_exported_to_bergamot(load_text, preset, width):
 
 @pytest.mark.parametrize("other", ["norm: pre", "norm: post, head: pair_classifier"])
 def test_deepnorm_is_for_translation_models_with_post_norm(load_text, other):
-    with pytest.raises(UsageError, match="deepnorm is for translation models with norm: post; remove it"):
+    with pytest.raises(UsageError, match="for translation models with norm: post; set it to xavier"):
         load_text(f"model={{initialization: deepnorm, d_model: 64, {other}}}")
 
 
