@@ -21,6 +21,7 @@ LIBRARIES = {  # that load exported models, with their titles
     "m2m_100": ("transformers", "Hugging Face Transformers"),
     "ctranslate2": ("ctranslate2", "CTranslate2"),
     "argos": ("argostranslate", "Argos Translate"),
+    "bergamot": ("bergamot-translator", "Bergamot"),
 }
 
 

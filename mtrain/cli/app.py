@@ -11,7 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from mtrain.cli import data, demo, info, interop, models, report, scoring, segmentation, serving, training
+from mtrain.cli import (
+    data,
+    demo,
+    info,
+    interop,
+    models,
+    report,
+    scoring,
+    segmentation,
+    serving,
+    training,
+    web,
+)
 from mtrain.cli.console import terminal
 from mtrain.cli.console.help import Program, add_command
 from mtrain.cli.console.message_start import clear_bars, rank_prefix
@@ -34,7 +46,14 @@ COMMANDS = {
     "Get started": (demo.demo, init.init),
     "Prepare data": (data.check, data.clean, data.tokenize, data.prepare),
     "Train": (training.plan, training.fit, models.average),
-    "Translate": (translate.translate, serving.serve, models.rerank, scoring.score, segmentation.segment),
+    "Translate": (
+        translate.translate,
+        serving.serve,
+        web.web,
+        models.rerank,
+        scoring.score,
+        segmentation.segment,
+    ),
     "Evaluate": (evaluate.evaluate, report.report, info.info),
     "Work with other programs": (interop.import_, interop.export),
 }

@@ -9,7 +9,7 @@ from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import open_stdout
 from mtrain.errors import UsageError
 
-ExportFormat = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos"]
+ExportFormat = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos", "bergamot"]
 Quantization = Literal["int8", "int8_float32", "float16", "bfloat16"]
 
 
@@ -18,19 +18,21 @@ def import_(
         str,
         Argument(
             metavar="SOURCE",
-            help="MarianMT, M2M-100 or NLLB-200 model: a folder, or a name on the Hugging Face Hub.",
+            help="MarianMT, M2M-100 or NLLB-200 model: a folder, or a name on the Hugging Face Hub; or the "
+            "folder of a model of the program Marian.",
         ),
     ],
     out: Annotated[Path, Argument(metavar="MODEL", help="Model folder to create.")],
     set_: options.Set = None,
 ) -> None:
-    """Import a MarianMT, M2M-100 or NLLB-200 model from Hugging Face.
+    """Import a MarianMT, M2M-100 or NLLB-200 model from Hugging Face, or a model of Marian.
 
     Converts it to a model folder, which you can translate with or fine-tune.
 
     Examples:
         mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
         mtrain import facebook/nllb-200-distilled-600M models/nllb
+        mtrain import downloads/opus-mt models/opus --set source_lang=en --set target_lang=de
     """
     from mtrain.checkpoint.model_info import read_model_config
     from mtrain.interop.import_model import import_model
@@ -47,11 +49,13 @@ def export(
         ExportFormat,
         Option(
             help="transformers: for Hugging Face Transformers, as marian, pegasus or m2m_100, whichever "
-            "supports the model; ctranslate2: for CTranslate2; argos: for Argos Translate and LibreTranslate."
+            "supports the model; ctranslate2: for CTranslate2; argos: for Argos Translate and "
+            "LibreTranslate; bergamot: for Firefox, translateLocally and web pages."
         ),
     ],
     quantization: Annotated[
-        Quantization | None, Option(help="Data type of the weights; for ctranslate2 and argos.")
+        Quantization | None,
+        Option(help="Data type of the weights; for ctranslate2 and argos, and int8 for bergamot."),
     ] = None,
     input_file: Annotated[
         Path | None,
@@ -62,6 +66,17 @@ def export(
             help="Sentences to compare both models on, one per line; - is stdin. Default: generated ones.",
         ),
     ] = None,
+    engine: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            help="Where the npm package @browsermt/bergamot-translator is, for bergamot: the model is also "
+            "run by this engine. Default: the working directory, if it is there.",
+        ),
+    ] = None,
+    firefox: Annotated[
+        bool, Option("--firefox", help="For bergamot: compressed files with the names of Firefox's models.")
+    ] = False,
     set_: options.Set = None,
 ) -> None:
     """Export MODEL for another program.
@@ -71,17 +86,27 @@ def export(
     Examples:
         mtrain export runs/mine exported --format ctranslate2 --quantization int8
         mtrain export runs/mine exported --format transformers
+        mtrain export runs/mine exported --format bergamot --quantization int8
     """
-    if quantization is not None and format not in ("ctranslate2", "argos"):
-        raise UsageError("--quantization requires --format ctranslate2 or argos")
+    if quantization is not None and format not in ("ctranslate2", "argos", "bergamot"):
+        raise UsageError("--quantization requires --format ctranslate2, argos or bergamot")
+    if format == "bergamot" and quantization not in (None, "int8"):
+        raise UsageError(f"--quantization {quantization}: bergamot supports int8; leave it out for fp32")
+    if format != "bergamot" and (engine or firefox):
+        raise UsageError(f"--{'engine' if engine else 'firefox'} requires --format bergamot")
+    if firefox and quantization is None:
+        raise UsageError("--firefox requires --quantization int8")
     if input_file is not None:
         terminal.require_file(input_file)
     from mtrain.interop.export import export_model
 
     texts = list(terminal.read_lines(input_file)) if input_file else []
-    lines = export_model(model, out, format, quantization, texts, options.overrides(set_))
+    lines = export_model(model, out, format, quantization, texts, options.overrides(set_), engine, firefox)
     with open_stdout() as stdout:
         stdout.writelines(f"{terminal.wrap(line, stdout)}\n" for line in lines)
+    if format == "bergamot":
+        terminal.suggest("model saved; the files for the engine are in", str(out))
+        return
     loaders = {"ctranslate2": "ctranslate2.Translator", "argos": "argostranslate.package.install_from_path"}
     loader = loaders.get(format, "transformers.AutoModelForSeq2SeqLM.from_pretrained")
     [place] = out.glob("*.argosmodel") if format == "argos" else [out]

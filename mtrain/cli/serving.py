@@ -4,7 +4,7 @@ import logging
 import socket
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -24,9 +24,7 @@ def serve(
     ],
     host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, metavar="N", help="Port; 0: any free one.")] = 5000,
-    engine: Annotated[
-        Literal["mtrain", "ctranslate2"], options.speed(help="What decodes: mtrain, or CTranslate2.")
-    ] = "mtrain",
+    engine: options.Engine = "mtrain",
     api_keys: Annotated[
         Path | None, options.path(help="File with the API keys that may be used, one per line.")
     ] = None,
@@ -57,22 +55,15 @@ def serve(
         raise UsageError(f"mtrain serve needs {', '.join(missing)}; run `pip install 'mtrain[serve]'`")
     keys = [] if api_keys is None else _read_keys(api_keys)
     settings = ["decoding.split=sentences", *options.overrides(set_)]  # clients send paragraphs
-    import torch
     import uvicorn
 
     from mtrain.serve.app import make_app
-    from mtrain.serve.ctranslate2_engine import ctranslate2_decoder
     from mtrain.serve.models import Models, ServedModel
     from mtrain.serve.requests import digest_of
     from mtrain.serve.server import Server
 
-    served = []
-    for path in models:
-        translator = load_translator(path, device, settings)
-        threads = max(1, torch.get_num_threads() // translator.workers.count)
-        decode = ctranslate2_decoder(path, translator, threads) if engine == "ctranslate2" else None
-        served.append(ServedModel.of(path, translator, decode))
-    catalog = Models(served)
+    loaded = ((path, load_translator(path, device, settings, engine=engine)) for path in models)
+    catalog = Models([ServedModel.of(path, translator) for path, translator in loaded])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client

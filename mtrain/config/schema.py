@@ -16,7 +16,7 @@ from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.sections.training import TrainingConfig
 
-Format = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos"]
+Format = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos", "bergamot"]
 
 
 class ExportConfig(Section):

@@ -1,7 +1,7 @@
 """From batches of source ids to translations: search, rank, align, detokenize."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Generic, NamedTuple, TypeVar
 
@@ -42,6 +42,7 @@ class Ensemble(NamedTuple, Generic[AnyTransformer]):
     tokenizer: Tokenizer
     device: torch.device
     sessions: Sessions | None = None  # search on a CUDA device; freed with the ensemble
+    search: "Search | None" = None  # by another program
 
 
 DecodingEnsemble = Ensemble[DecodingTransformer]  # prepared for decoding
@@ -62,6 +63,9 @@ class DecodingTask(NamedTuple):
     scored: bool = True  # if False, scores and log-probabilities are NaN, and greedy search is faster
 
 
+Search = Callable[[DecodingTask], list[list[Hypothesis]]]  # the best hypotheses of each part, best first
+
+
 def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEnsemble:
     """The ensemble, which shares the parameters of the models, prepared for decoding in a precision
     (`fp32`, `bf16` or `fp16`). Several models compute logits in full precision, because `Predictor` corrects
@@ -70,7 +74,7 @@ def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEns
     is_single = len(ensemble.models) == 1
     models = [DecodingTransformer(model, dtype, low_projection=is_single) for model in ensemble.models]
     sessions = Sessions(models) if ensemble.device.type == "cuda" else None
-    return Ensemble(models, ensemble.tokenizer, ensemble.device, sessions)
+    return Ensemble(models, ensemble.tokenizer, ensemble.device, sessions, ensemble.search)
 
 
 def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Translation]]:
@@ -104,7 +108,9 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
 
 
 def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothesis]]:
-    """The best hypotheses of each part, from a session if possible."""
+    """The best hypotheses of each part, from another program or, if possible, from a session."""
+    if ensemble.search is not None:
+        return ensemble.search(task)
     config, parts = task.config, task.parts
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
     n_best = task.n_best if config.mbr is None else None

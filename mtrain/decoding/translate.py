@@ -12,7 +12,7 @@ from typing import Any, Self
 from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.decode import DecodingTask, Ensemble
+from mtrain.decoding.decode import DecodingTask, Ensemble, Search
 from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import join_texts
 from mtrain.decoding.overlap import Pauses, Results, Window, numbered, overlapped, overlaps
@@ -149,6 +149,14 @@ class Translator:
         config = validate(DecodingConfig, {**self.decoding.model_dump(mode="json"), **decoding}, "decoding")
         other = copy.copy(self)
         other._use(config, self.direction)
+        return other
+
+    def with_search(self, search: Search) -> Self:
+        """A translator with the same settings that leaves the search to another program: a function that is
+        thread-safe. It cannot be pickled."""
+        other = copy.copy(self)
+        other._originals, other._workers, other._loaded = self._originals._replace(search=search), None, None
+        other._use(self.decoding, self.direction)
         return other
 
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:

@@ -55,7 +55,7 @@ class Workers:
         self.precision, self.count = precision, count
         self.start_after = START_AFTER
         self.sent = 0  # batches that worker processes have decoded
-        self._start_up(processes and ensemble.device.type == "cpu")
+        self._start_up(processes and ensemble.search is None and ensemble.device.type == "cpu")
 
     def _start_up(self, processes: bool) -> None:
         self._pid, self._forked = os.getpid(), False

@@ -11,10 +11,12 @@ from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
 from mtrain.interop.argos import pack_argos, write_argos
+from mtrain.interop.bergamot.engine import compare_with_engine, find_engine
+from mtrain.interop.bergamot.write import name_for_firefox, write_bergamot
 from mtrain.interop.ctranslate2 import write_ctranslate2
-from mtrain.interop.formats import alternative, concrete_format, unsupported_reason
+from mtrain.interop.formats import concrete_format, cure, unsupported_reason
 from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
-from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
+from mtrain.interop.verify import open_bergamot, open_ctranslate2, open_transformers, sentences_of, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
 
 
@@ -25,20 +27,26 @@ def export_model(
     quantization: str | None = None,
     texts: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    engine: Path | None = None,
+    firefox: bool = False,
 ) -> list[str]:
     """Write a model or run folder to `out`, compare both models on `texts`, and return a summary.
 
-    Without `texts`, they are compared on generated sentences. `overrides` are `decoding.key=value`. Raises
-    UsageError if `out` exists or a package is missing, and ModelError if the format does not support the
-    model or the exported model gives other results. If an error is raised, `out` is not created.
+    Without `texts`, they are compared on generated sentences. `overrides` are `decoding.key=value`. For
+    bergamot, `engine` is the folder to find the engine in (see `find_engine`), and `firefox` chooses the file
+    names of Firefox. Raises UsageError if `out` exists or a package is missing, and ModelError if the format
+    does not support the model or the exported model gives other results. If an error is raised, `out` is not
+    created.
     """
     require_new_folder(out)
+    engine = find_engine(engine) if format == "bergamot" else None
     loaded = load_model(model, overrides)
     if reason := unsupported_reason(loaded.config, format):
         found = f"{model}: {format} does not support this model: {reason}"
-        raise ModelError(f"{found}; use --format {alternative(loaded.config, format)}")
+        raise ModelError(f"{found}; {cure(loaded.config, format, '--format ')}")
     format = concrete_format(loaded.config, format)
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
+    given = sentences_of(loaded, texts)
     lines: list[str] = []
 
     def fill(temporary: Path) -> None:
@@ -47,11 +55,16 @@ def export_model(
         elif format == "ctranslate2":
             write_ctranslate2(loaded, temporary, quantization)
             exported = open_ctranslate2(temporary, loaded, quantization)
+        elif format == "bergamot":
+            write_bergamot(loaded, temporary, quantization is not None, [row for _, row in given])
+            exported = open_bergamot(temporary, loaded)
         else:
             writers = {"marian": write_marian, "pegasus": write_pegasus, "m2m_100": write_m2m_100}
             writers[format](loaded, temporary)
             exported = open_transformers(temporary, loaded)
-        lines.extend(verify(loaded, exported, texts, exact=quantization is None))
+        lines.extend(verify(loaded, exported, given, exact=quantization is None))
+        if engine is not None:
+            lines.append(compare_with_engine(engine, temporary, loaded, given, quantization is not None))
         parameters = sum(tensor.numel() for tensor in loaded.model.parameters())
         described = ExportInfo(
             format=format,
@@ -64,6 +77,8 @@ def export_model(
         write_exported_card(model_folder_of(model), temporary, described)
         if format == "argos":
             pack_argos(loaded.config, temporary)
+        if firefox:
+            name_for_firefox(loaded, temporary)
 
     write_new_folder(out, fill)
     return lines

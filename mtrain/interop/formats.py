@@ -6,6 +6,7 @@ from typing import get_args
 
 from mtrain.config.languages import LanguageTags
 from mtrain.config.schema import Config, Format, ModelFolderConfig
+from mtrain.config.sections.model import Architecture
 from mtrain.errors import UsageError
 
 # Of exported sinusoidal encodings, which are constants there. Longer texts are an error in other programs, or
@@ -33,6 +34,10 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
         return "model.head must be translation"
     if format == "ctranslate2":  # supports every other option of Architecture
         return None
+    if format == "bergamot":
+        if tags != "none":
+            return "language_tags must be none, because the engine cannot begin a text with a tag"
+        return _settings_of_bergamot(model)
     if format == "argos":
         if tags != "none":
             return "language_tags must be none, because Argos Translate cannot begin a text with a tag"
@@ -57,6 +62,18 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
     return None if model.tie_embeddings == "all" else "model.tie_embeddings must be all"
 
 
+def _settings_of_bergamot(model: Architecture) -> str | None:
+    """The settings to change for Bergamot; None if there are none."""
+    wanted = {
+        "norm must be post": model.norm == "post",
+        "positions must be sinusoidal_marian": model.positions == "sinusoidal_marian",
+        "first_position must be 0": model.first_position == 0,
+        "activation must be relu or silu": model.activation in ("relu", "silu"),
+        "d_model and ffn_dim must be multiples of 64": not (model.d_model % 64 or model.ffn_dim % 64),
+    }
+    return ", ".join(f"model.{setting}" for setting, holds in wanted.items() if not holds) or None
+
+
 def alternative(config: Config | ModelFolderConfig, format: Format) -> Format:
     """A format that supports a translation model if `format` does not."""
     return (
@@ -64,13 +81,21 @@ def alternative(config: Config | ModelFolderConfig, format: Format) -> Format:
     )
 
 
+def cure(config: Config | ModelFolderConfig, format: Format, option: str = "") -> str:
+    """What to do if a format, which an option may name, does not support a translation model."""
+    if format == "bergamot" and _tags(config) == "none":
+        return "train with model.preset: student_tiny or student_base, which have these settings"
+    return f"use {option}{alternative(config, format)}"
+
+
 def require_exports(config: Config) -> None:
     """Raise UsageError if the model rules out a format in `export.require`."""
     for format in config.export.require:
         if reason := unsupported_reason(config, format):
             found = f"export.require: {format} does not support this model: {reason}"
-            cure = "leave it out" if config.model.is_classifier else f"use {alternative(config, format)}"
-            raise UsageError(f"{found}; {cure}")
+            raise UsageError(
+                f"{found}; {'leave it out' if config.model.is_classifier else cure(config, format)}"
+            )
 
 
 def describe_exports(config: Config) -> str:

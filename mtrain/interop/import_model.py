@@ -1,6 +1,6 @@
 """`mtrain import`: model folders from models of Hugging Face Transformers: MarianMT, M2M-100 (Fan et al.,
 "Beyond English-Centric Multilingual Machine Translation", JMLR 2021), NLLB-200 (NLLB Team, "No Language Left
-Behind", 2022), and exports of mtrain."""
+Behind", 2022), and exports of mtrain; and from models of the program Marian."""
 
 import logging
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError, UsageError
+from mtrain.interop.bergamot.read import convert_native, native_weights
 from mtrain.interop.generation_config import decoding_from_generation
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
 from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer, take_tokenizer, write_languages
@@ -44,14 +45,11 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
     """
     require_new_folder(out)
     folder = source_folder(source)
-    config = read_object(folder / "config.json")
-    if config.get("model_type") not in [*FIXED]:  # it may be a list
-        known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
-        raise ModelError(f"{folder}: {known}; model_type in config.json is {config.get('model_type')!r}")
-    config = with_defaults(config)
+    native = native_weights(folder)
 
     def fill(temporary: Path) -> None:
-        tensors, settled, tokenizer = _convert(folder, temporary / "tokenizer", config, source)
+        convert = _convert if native is None else convert_native
+        tensors, settled, tokenizer = convert(native or folder, temporary / "tokenizer", source)
         changed = _with_overrides(settled, overrides)
         completed = tokenizer.tokenizer.complete(Direction(changed.source_lang, changed.target_lang))
         languages = {"source_lang": completed.source, "target_lang": completed.target}
@@ -75,9 +73,14 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
 
 
 def _convert(
-    folder: Path, into: Path, config: dict[str, Any], source: str
+    folder: Path, into: Path, source: str
 ) -> tuple[dict[str, Tensor], ModelFolderConfig, ImportedTokenizer]:
-    """The weights and settings of a model, and its tokenizer, which is written to a folder."""
+    """Like `convert_native`, for a model of Transformers in a folder."""
+    config = read_object(folder / "config.json")
+    if config.get("model_type") not in [*FIXED]:  # it may be a list
+        known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
+        raise ModelError(f"{folder}: {known}; model_type in config.json is {config.get('model_type')!r}")
+    config = with_defaults(config)
     names = read_object(folder / "tokenizer_config.json", optional=True)
     file, theirs = read_weights(folder)
     if config["model_type"] == "m2m_100":

@@ -24,7 +24,7 @@ SHARED = "model.shared.weight"
 ENCODER = "model.encoder.embed_tokens.weight"
 DECODER = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-_NEVER = -1e4  # the logit of a token that is never generated; fp16 can represent it
+NEVER = -1e4  # the logit of a token that is never generated; fp16 can represent it
 EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or only the untied ones
 
 
@@ -75,13 +75,19 @@ def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) ->
     With `add_pad`, the vocabulary gets one more token at its end, which starts translations and is never
     generated. Programs that load Marian models start the decoder with an embedding of zeros.
     """
-    tensors = _with_zero_start(config, tensors) if add_pad or config.bos_id == config.pad_id else tensors
+    tensors = with_zero_start(config, tensors) if add_pad or config.bos_id == config.pad_id else tensors
     theirs = renamed(config, tensors)
-    if add_pad:
-        bias = theirs.get(BIAS, torch.zeros(1, config.target_vocab_size))
-        theirs |= {name: F.pad(theirs[name], (0, 0, 0, 1)) for name in EMBEDDINGS if name in theirs}
-        theirs[BIAS] = F.pad(bias, (0, 1), value=_NEVER)
-    return theirs
+    return with_more_tokens(theirs, 1, 1) if add_pad else theirs
+
+
+def with_more_tokens(theirs: dict[str, Tensor], source: int, target: int) -> dict[str, Tensor]:
+    """The tensors of a MarianMTModel with numbers of tokens added at the ends of its vocabularies, which have
+    embeddings of zeros and are never generated."""
+    table = next(theirs[name] for name in (OUTPUT, DECODER, SHARED) if name in theirs)
+    counts = dict.fromkeys(EMBEDDINGS, target) | {ENCODER: source}
+    padded = {name: F.pad(theirs[name], (0, 0, 0, counts[name])) for name in EMBEDDINGS if name in theirs}
+    bias = theirs.get(BIAS, table.new_zeros(1, len(table)))
+    return theirs | padded | {BIAS: F.pad(bias, (0, target), value=NEVER)}
 
 
 def to_pegasus(model: Transformer, positions: int) -> dict[str, Tensor]:
@@ -105,7 +111,7 @@ def renamed(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor
     return theirs
 
 
-def _with_zero_start(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_zero_start(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of an equivalent Transformer in which the embedding of the start token is zero.
 
     The embedding of the start token is subtracted from its whole table, and the first layer adds it back:
@@ -174,7 +180,7 @@ def from_transformers(
             if name not in theirs:
                 raise ModelError(f"{file}: missing tensor {name}")
             if (found := list(theirs[name].shape)) != shape:
-                raise ModelError(f"{file}: {name} has the shape {found}; config.json requires {shape}")
+                raise ModelError(f"{file}: {name} has the shape {found}; the settings require {shape}")
             if not torch.stack(theirs[name].aminmax()).isfinite().all():  # without a mask in memory
                 raise ModelError(f"{file}: {name} contains NaN or infinity")
         joined = torch.cat([theirs[name] for name in names]) if len(names) > 1 else theirs[names[0]]

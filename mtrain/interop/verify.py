@@ -2,6 +2,7 @@
 
 import math
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.search.search import maximum_lengths, search
 from mtrain.decoding.split import Splitter
@@ -17,6 +18,7 @@ from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
 from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import exportable
+from mtrain.interop.import_model import import_model
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.progress_bar import with_progress
 from mtrain.tokenizer.tokenizer import SPACES, TagIds, Tokenizer
@@ -106,6 +108,32 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
     )
 
 
+def open_bergamot(folder: Path, loaded: LoadedModel) -> Exported:
+    """Import the output of `write_bergamot`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        languages = [f"{key}={getattr(loaded.config, key)}" for key in ("source_lang", "target_lang")]
+        import_model(str(folder), Path(temporary) / "model", languages)
+        again = load_model(Path(temporary) / "model")._replace(config=loaded.config)
+    model, eos = DecodingTransformer(again.model), again.model.config.eos_id
+
+    def translate(row: list[int], limit: int) -> list[int]:
+        lengths = {"max_length_ratio": 0.0, "max_length_offset": limit}
+        source = torch.tensor([row])
+        keep = torch.ones_like(source, dtype=torch.bool)
+        [[best, *_]] = search([model], source, keep, decoding.model_copy(update=lengths))
+        return best.ids
+
+    forbidden = [*loaded.config.decoding.forbidden_ids, loaded.model.config.unk_id]
+    decoding = DecodingConfig(beam_size=1, forbidden_ids=forbidden)
+    return Exported(
+        decoding,
+        translate,
+        lambda row, output: _log_probs(again, row, output),
+        lambda text: [*again.tokenizer.encode_source([text])[0], eos],
+        lambda output: again.tokenizer.decode([output])[0],
+    )
+
+
 def _tags(loaded: LoadedModel) -> TagIds:
     """The codes of the languages between which the models translate, if they have any."""
     example, tags = loaded.config.example, loaded.config.language_tags
@@ -128,17 +156,24 @@ def _log_probs(loaded: LoadedModel, row: list[int], output: list[int]) -> list[f
     return _of_tokens(F.linear(hidden[0], weight, bias), [*output, ids.eos_id])
 
 
-def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact: bool) -> list[str]:
-    """Translate and score texts, or generated ones if there are none, with both models.
+def sentences_of(loaded: LoadedModel, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """The texts that are not empty, or generated ones if there are none, and their source ids."""
+    longest = loaded.config.max_length
+    splitter = Splitter(loaded.tokenizer, longest, loaded.config.source_lang, tags=_tags(loaded))
+    [empty] = splitter.encode([""])
+    texts = [text for text in texts if splitter.encode([text]) != [empty]] or sample_texts(loaded.tokenizer)
+    return list(zip(texts, splitter.encode(texts, most=longest), strict=True))
+
+
+def verify(
+    loaded: LoadedModel, exported: Exported, given: Sequence[tuple[str, list[int]]], exact: bool
+) -> list[str]:
+    """Translate and score sentences, see `sentences_of`, with both models.
 
     Returns a summary, and three lines for each text whose translations differ. If `exact`, raises ModelError
     if translations that are not tied differ, or if log-probabilities differ by more than `TOLERANCE`.
     """
     model, tags, longest = DecodingTransformer(loaded.model), _tags(loaded), loaded.config.max_length
-    splitter = Splitter(loaded.tokenizer, longest, loaded.config.source_lang, tags=tags)
-    [empty] = splitter.encode([""])
-    texts = [text for text in texts if splitter.encode([text]) != [empty]] or sample_texts(loaded.tokenizer)
-    given = list(zip(texts, splitter.encode(texts, most=longest), strict=True))
     largest, lines = 0.0, []
     for text, row in with_progress(given, "verified", "sentences", len(given)):
         if exported.encode is not None and len(row) < longest and not text.startswith(_TAG_OF_MARIAN):

@@ -381,6 +381,8 @@ class Transformer(Encoder):
         initialize(self)
         if self.output_weight is not None:
             nn.init.normal_(self.output_weight, std=width**-0.5)
+        if config.initialization == "deepnorm":
+            scale_branches(self)
 
     def forward(self, source: Tensor, sources: Sequences, target_in: Tensor, targets: Sequences) -> Tensor:
         """Hidden states (P, E), which the loss projects to the vocabulary, for the source ids and the target
@@ -437,3 +439,25 @@ def initialize(model: nn.Module) -> None:
         if isinstance(module, MultiHeadAttention):  # three square matrices, not one wide one
             for part in module.query_key_value.weight.data.chunk(3):
                 nn.init.xavier_uniform_(part)
+
+
+def scale_branches(model: Transformer) -> None:
+    """Reduce the initial weights of sublayers as in DeepNet (Wang et al., "DeepNet: Scaling Transformers to
+    1,000 Layers", 2022, table 1).
+
+    It computes LayerNorm(a x + Sublayer(x)), and multiplies the initial weights of values, outputs and
+    feed-forward networks by b. This is LayerNorm(x + Sublayer(x) / a), so the last weights include 1 / a.
+    """
+    n, m = len(model.encoder), len(model.decoder)
+    product = (n**4 * m) ** (1 / 16)
+    for layers, a, b in (
+        (model.encoder, 0.81 * product, 0.87 / product),
+        (model.decoder, (3 * m) ** 0.25, (12 * m) ** -0.25),
+    ):
+        for module in layers.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.query_key_value.weight.data.chunk(3)[2].mul_(b)  # values
+                module.output.weight.data.mul_(b / a)
+            elif isinstance(module, FeedForward):
+                module.inner.weight.data.mul_(b)
+                module.outer.weight.data.mul_(b / a)

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from mtrain.config.language_names import language_name
@@ -27,13 +27,10 @@ from mtrain.serve.batching import QueueFullError
 from mtrain.serve.requests import require_key, require_texts, text_of
 from mtrain.serve.server import Server
 from mtrain.tokenizer.tokenizer import valid_text
+from mtrain.web.page import translator_page
 
 _MOST_ALTERNATIVES = 20
-_ASSETS = {
-    "/": ("page.html", "text/html"),
-    "/docs": ("docs.html", "text/html"),
-    "/spec": ("openapi.json", "application/json"),
-}
+_ASSETS = {"/docs": ("docs.html", "text/html"), "/spec": ("openapi.json", "application/json")}
 
 
 async def _translate(server: Server, request: Request) -> Response:
@@ -48,12 +45,12 @@ async def _translate(server: Server, request: Request) -> Response:
     if source == "auto":
         detected, *_ = await server.detect(texts, target)
         answers, source = [{"detectedLanguage": detected} for _ in texts], detected["language"]
-    found = server.models.find(source, target)
-    n_best = 1 + min(int(wanted), _MOST_ALTERNATIVES, found[1].decoding.hypotheses - 1)
+    translator = server.models.find(source, target)
+    n_best = 1 + min(int(wanted), _MOST_ALTERNATIVES, translator.decoding.hypotheses - 1)
     aligned = format_ == "html" or bool(fields.get("alignments"))
     documents = await run_in_threadpool(lambda: [Html(text) for text in texts]) if format_ == "html" else []
     given = [text for document in documents for text in document.texts] if documents else texts
-    translations = await server.translate(request, found, given, n_best, aligned)
+    translations = await server.translate(request, translator, given, n_best, aligned)
     ranked = [[one.text for one in best.n_best or (best,)] for best in translations]
     if documents:
         ranked = await run_in_threadpool(_put_back, documents, translations, n_best)
@@ -139,6 +136,10 @@ async def _asset(request: Request) -> Response:
     return Response((files("mtrain.serve") / "assets" / name).read_bytes(), media_type=media_type)
 
 
+async def _page(_: Request) -> Response:
+    return HTMLResponse(translator_page("server"))
+
+
 async def _on_error(server: Server, request: Request, error: Exception) -> Response:
     status, message, headers = 500, f"bug in mtrain: {type(error).__name__}", {}
     if isinstance(error, HTTPException):
@@ -171,7 +172,7 @@ def make_app(server: Server) -> Starlette:
         "/detect": _detect,
         "/v1/chat/completions": openai.complete_chat,
     }
-    routes = [Route(path, _asset) for path in _ASSETS] + [Route("/health", _health)]
+    routes = [Route("/", _page), *(Route(path, _asset) for path in _ASSETS), Route("/health", _health)]
     routes += [Route(path, partial(function, server), name=path) for path, function in asking.items()]
     routes += [Route(path, partial(function, server), methods=["POST"]) for path, function in sending.items()]
 

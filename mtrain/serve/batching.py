@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.join import join_texts
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import Translation
+from mtrain.decoding.worker_process import Decode
 from mtrain.device import use_threads
 from mtrain.errors import is_recoverable
 from mtrain.tokenizer.tokenizer import valid_text
@@ -32,8 +33,6 @@ SHORT = 64  # tokens; longer parts are decoded by a thread of their own
 QUIET = 0.003  # seconds without a new request after which idle threads begin to decode
 PATIENCE = 0.02  # seconds for which a request waits for others, at most
 MOST_WAITING = 2048  # parts, before those of the last request
-
-Decode = Callable[[DecodingTask], list[list[Translation]]]
 
 
 class QueueFullError(Exception):
@@ -165,15 +164,9 @@ class Batcher:
             thread.start()
 
     def submit(
-        self,
-        translator: Translator,
-        texts: Sequence[str],
-        n_best: int = 1,
-        alignments: bool = False,
-        decode: Decode | None = None,
+        self, translator: Translator, texts: Sequence[str], n_best: int = 1, alignments: bool = False
     ) -> "Future[list[Translation]]":
-        """Translate texts as `Translator.translate` does. `decode` is the function that decodes their parts,
-        by default of the translator.
+        """Translate texts as `Translator.translate` does.
 
         Raises QueueFullError if too many parts wait, UsageError if a line begins with the tag of another
         language or if there are fewer than `n_best` hypotheses.
@@ -184,7 +177,7 @@ class Batcher:
         config = translator.decoding
         task = DecodingTask(config, parts, translator.target_lang, n_best, alignments, scored=False)
         tokens = batches.batch_tokens(config, translator.models, translator.device)
-        decode = decode or translator.workers.decode_one
+        decode = translator.workers.decode_one
         request = Request(texts, task, decode, tokens // config.hypotheses, time.monotonic())
         if not parts:
             request.finish([], [])

@@ -11,7 +11,6 @@ from mtrain.config.languages import base_language, find_code
 from mtrain.data.text.identify_language import EXTRA, detect_languages
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
-from mtrain.serve.batching import Decode
 
 _MOST_TRANSLATORS = 1024  # directions of a multilingual model that are kept ready
 
@@ -22,12 +21,11 @@ class ServedModel:
 
     name: str
     translator: Translator
-    decode: Decode
     sources: dict[str, str]  # clients' codes to the model's
     targets: dict[str, str]
 
     @classmethod
-    def of(cls, path: Path, translator: Translator, decode: Decode | None = None) -> "ServedModel":
+    def of(cls, path: Path, translator: Translator) -> "ServedModel":
         """A loaded model, whose name is the name of its folder. Raises ModelError if its languages are
         unknown."""
         sources, targets = _languages_of(translator)
@@ -36,8 +34,7 @@ class ServedModel:
             raise ModelError(f"{path}: the languages of the model are unknown; {cure}")
         folder = path.resolve()
         name = folder.parent.name if folder.name == "model" else folder.name
-        decode = decode or translator.workers.decode_one
-        return cls(name, translator, decode, _short_codes(sources), _short_codes(targets))
+        return cls(name, translator, _short_codes(sources), _short_codes(targets))
 
     def translates(self, source: str, target: str) -> bool:
         """Whether the model translates between two languages, by clients' codes."""
@@ -103,15 +100,14 @@ class Models:
         """The languages that a language can be translated into."""
         return [code for code in self.codes if any(each.translates(source, code) for each in self.served)]
 
-    def find(self, source: str, target: str) -> tuple[ServedModel, Translator]:
-        """The model that translates between two languages, and its translator. Raises UsageError if there is
-        none."""
+    def find(self, source: str, target: str) -> Translator:
+        """The translator between two languages. Raises UsageError if no model has this direction."""
         source, target = (find_language(code) or code for code in (source, target))
         source = find_code(source, self.sources)
         into = [code for model in self.served for code in model.targets if model.translates(source, code)]
         target = find_code(target, [*dict.fromkeys(into)])
         model = next(model for model in self.served if model.translates(source, target))
-        return model, model.between(source, target)
+        return model.between(source, target)
 
     def detect(self, text: str, target: str | None = None) -> list[dict[str, Any]]:
         """The languages that a text may be in, the most probable one first, with a confidence from 0 to 100:

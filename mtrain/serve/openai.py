@@ -41,9 +41,9 @@ async def complete_chat(server: Server, request: Request) -> Response:
     if id_ not in server.models.directions:
         raise HTTPException(404, f"the model {id_} does not exist; /v1/models lists all")
     model, source, target = server.models.directions[id_]
-    found = model, model.between(source, target)
+    translator = model.between(source, target)
     texts = require_texts([_last_message(fields)], server.char_limit)
-    [translation] = await server.translate(request, found, texts)
+    [translation] = await server.translate(request, translator, texts)
     answer = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": id_}
     reason = "stop" if translation.finished else "length"
     if fields.get("stream") is True:
@@ -51,7 +51,7 @@ async def complete_chat(server: Server, request: Request) -> Response:
         return StreamingResponse(events, media_type="text/event-stream")
     message = {"role": "assistant", "content": translation.text}
     answer |= {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
-    prompt = len(found[1].tokenizer.encode_source(texts)[0])
+    prompt = len(translator.tokenizer.encode_source(texts)[0])
     usage = {"prompt_tokens": prompt, "completion_tokens": translation.tokens}
     answer |= {"object": "chat.completion", "usage": {**usage, "total_tokens": sum(usage.values())}}
     return JSONResponse(answer)

@@ -16,7 +16,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import Translation
 from mtrain.errors import is_recoverable
 from mtrain.serve.batching import Batcher
-from mtrain.serve.models import Models, ServedModel
+from mtrain.serve.models import Models
 from mtrain.serve.requests import read_fields, require_key, require_origin
 
 SECONDS_KEPT, _FILES_KEPT = 3600, 100
@@ -53,18 +53,16 @@ class Server:
     async def translate(
         self,
         request: Request,
-        found: tuple[ServedModel, Translator],
+        translator: Translator,
         texts: Sequence[str],
         n_best: int = 1,
         alignments: bool = False,
     ) -> list[Translation]:
-        """Translate texts with what `Models.find` returns. Raises QueueFullError, TimeoutError, UsageError,
+        """Translate texts. Raises QueueFullError, TimeoutError, UsageError,
         and HTTPException if decoding fails. If the client of the request goes away, it is canceled."""
-        model, translator = found
         self.counts["characters_total"] += sum(map(len, texts))
         async with asyncio.timeout(self.seconds):
-            given = translator, texts, n_best, alignments, model.decode
-            future = await run_in_threadpool(self.batcher.submit, *given)
+            future = await run_in_threadpool(self.batcher.submit, translator, texts, n_best, alignments)
             gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects
             gone.add_done_callback(lambda _: future.cancel())
             try:

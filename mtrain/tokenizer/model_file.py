@@ -1,5 +1,5 @@
 """Functions for model files that SentencePiece's Python interface lacks: types of pieces, removing paths,
-writing a model from given pieces.
+adding pieces, writing a model from given pieces.
 
 A model is a protocol buffer (https://protobuf.dev/programming-guides/encoding): a sequence of fields, each a
 key (8 * number + wire type) followed by a value. Its fields are named in `sentencepiece_model.proto`.
@@ -60,6 +60,11 @@ def bpe_model(pieces: Sequence[str], rules: bytes) -> bytes:
     parts = [_field(_PIECES, _piece(*each)) for each in [*special, *learned]]
     parts.append(_field(_TRAINER, bytes([8 * _MODEL_TYPE + _VARINT, _BPE])))
     return b"".join([*parts, _field(_NORMALIZER, _field(_RULES, rules))])
+
+
+def with_control_pieces(model: bytes, names: Sequence[str]) -> bytes:
+    """A serialized model with more pieces at its end, which stand for no text."""
+    return model + b"".join(_field(_PIECES, _piece(name, 0.0, _CONTROL)) for name in names)
 
 
 def _piece(text: str, score: float, type_: int) -> bytes:

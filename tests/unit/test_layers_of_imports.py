@@ -28,6 +28,7 @@ ORDER = [
     ["decoding"],
     ["evaluation", "documents"],
     ["interop", "runs"],
+    ["web"],
     ["training", "report", "serve"],
     ["planning"],
     ["cli"],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from typer import Argument, BadParameter, Option
 
@@ -70,6 +70,7 @@ BatchTokens = Annotated[
         help="Maximum batch size in padded source tokens times beams or samples.",
     ),
 ]
+Engine = Annotated[Literal["mtrain", "ctranslate2"], speed(help="What decodes: mtrain, or CTranslate2.")]
 From = Annotated[
     str | None,
     language("--from", metavar="LANG", help="Language of the source, for models with language tags."),

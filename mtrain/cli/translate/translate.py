@@ -50,6 +50,7 @@ def translate(
             help="Number of processes that translate on a CPU; each holds a copy of the model.",
         ),
     ] = None,
+    engine: options.Engine = "mtrain",
     ensemble: options.FurtherModels = None,
     prefix: Annotated[
         Path | None, options.path(help="File with a prefix for each translation, one per line.")
@@ -116,6 +117,8 @@ def translate(
         require_repeatable(reads_streams or is_stream(output_file), cure)
         if continue_:
             _check_continue(output_file, prefix)
+    if ensemble and engine != "mtrain":
+        raise UsageError(f"--ensemble: not supported by --engine {engine}; use --engine mtrain")
     search = {"beam_size": beam_size, "length_penalty": length_penalty}
     speed = {"batch_tokens": batch_tokens, "workers": workers}
     samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
@@ -126,7 +129,8 @@ def translate(
     from mtrain.distributed.many_ranks import joined_ranks
 
     with joined_ranks(device) as ranks:
-        translator = load_translator(model, str(ranks.device), settings, ensemble).between(from_, to)
+        translator = load_translator(model, str(ranks.device), settings, ensemble, engine)
+        translator = translator.between(from_, to)
         refuse_beam_size_of_sampling(translator, beam_size)
         if given:
             if translator.decoding.samples is None:
@@ -179,7 +183,11 @@ def _check_continue(output_file: Path | None, prefix: Path | None) -> None:
 
 
 def load_translator(
-    model: Path, device: str, settings: Sequence[str], ensemble: Sequence[str] | None = None
+    model: Path,
+    device: str,
+    settings: Sequence[str],
+    ensemble: Sequence[str] | None = None,
+    engine: str = "mtrain",
 ) -> "Translator":
     """Load a model, and change settings of this process that make decoding faster."""
     from mtrain.decoding.translate import Translator
@@ -190,7 +198,11 @@ def load_translator(
     translator = Translator.load(model, device, settings, ensemble or ())
     if translator.device.type == "cuda":
         sys.setswitchinterval(_SWITCH_INTERVAL)
-    return translator
+    if engine == "mtrain":
+        return translator
+    from mtrain.interop.ctranslate2_engine import with_ctranslate2
+
+    return with_ctranslate2(model, translator)
 
 
 def refuse_beam_size_of_sampling(translator: "Translator", beam_size: int | None) -> None:

@@ -97,6 +97,8 @@ class TranslationJob(NamedTuple):
             "form": list(self.form),
             "lines_each": self.form.lines_each,
         }
+        if self.translator.workers.ensemble.search is not None:
+            description["engine"] = "ctranslate2"
         if any(tags := self.translator.splitter.tags):  # the model could also translate into other languages
             description["tag"] = [*tags.source, *tags.after_source, *tags.target]
         if self.translator.direction != self.translator.own_direction:  # lines are split by its rules

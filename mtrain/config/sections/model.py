@@ -5,11 +5,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mtrain.config.section import Count, Fraction, PositiveInt, Section
-from mtrain.config.sections.presets import PRESETS
+from mtrain.config.sections.presets import PRESETS, STUDENTS
 
-Preset = Literal[
-    "auto", "micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"
-]
+_Sizes = Literal["micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
+Preset = Literal["auto", _Sizes, "student_tiny", "student_base"]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "sinusoidal_marian", "learned", "rotary"]
 TiedEmbeddings = Literal["none", "decoder", "all"]
 Head = Literal["translation", "pair_classifier"]
@@ -22,7 +21,8 @@ class Architecture(Section):
     preset: Preset | None = Field(
         None,
         description="named sizes, with one decoder layer if they end in `_deep`; auto: mtrain chooses the "
-        "sizes and the recipe for your data, and with training.init_from the recipe alone. If the key is "
+        "sizes and the recipe for your data, and with training.init_from the recipe alone; `student_`: also "
+        "all settings that export to bergamot requires. If the key is "
         "absent: auto; null with sizes; tiny for a pair classifier",
     )
     head: Head = Field(
@@ -51,6 +51,11 @@ class Architecture(Section):
     norm: Literal["pre", "post"] = Field(
         "pre", description="layer normalization before or after each sublayer"
     )
+    initialization: Literal["xavier", "deepnorm"] = Field(
+        "xavier",
+        description="initial weights; deepnorm: smaller ones, by the formulas of DeepNet, with which models "
+        "with `norm: post` learn faster",
+    )
     positions: Positions = Field(
         "sinusoidal",
         description="positional encoding; `sinusoidal` and `sinusoidal_marian` have all sines first, then "
@@ -67,7 +72,7 @@ class Architecture(Section):
     def _fill_from_preset(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        sizes = PRESETS.get(str(values.get("preset")), {})
+        sizes = (PRESETS | STUDENTS).get(str(values.get("preset")), {})
         named = {"preset": None} if sizes else {}
         if values.get("head") == "pair_classifier":
             sizes = {**sizes, "decoder_layers": 0}
@@ -87,6 +92,13 @@ class Architecture(Section):
                 raise ValueError(f"a pair classifier has no decoder; remove {', '.join(DECODER_KEYS)}")
         elif not self.decoder_layers:
             raise ValueError("decoder_layers must be at least 1, except for a pair classifier")
+        return self
+
+    @model_validator(mode="after")
+    def _initialization_fits(self) -> Self:
+        if self.initialization == "deepnorm" and (self.norm != "post" or self.is_classifier):
+            problem = "deepnorm, as in student presets, is for translation models with norm: post"
+            raise ValueError(f"initialization: {problem}; set it to xavier")
         return self
 
     @model_validator(mode="after")

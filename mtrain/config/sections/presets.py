@@ -1,4 +1,6 @@
-"""Presets of model sizes."""
+"""Presets of model sizes, and of all that the Bergamot engine needs."""
+
+from typing import Any
 
 PRESETS: dict[str, dict[str, int]] = {
     "micro": {"d_model": 128, "ffn_dim": 256, "heads": 4, "encoder_layers": 2, "decoder_layers": 2},
@@ -11,4 +13,12 @@ PRESETS: dict[str, dict[str, int]] = {
 # (Kasai et al., "Deep Encoder, Shallow Decoder", ICLR 2021).
 for _name, _layers in {"tiny": 6, "small": 6, "base": 12, "big": 12}.items():
     PRESETS[f"{_name}_deep"] = {**PRESETS[_name], "encoder_layers": _layers, "decoder_layers": 1}
+# Sizes as in Firefox's models (github.com/mozilla/translations), but with self-attention in the decoder.
+STUDENTS: dict[str, dict[str, Any]] = {
+    "student_tiny": {"d_model": 256, "ffn_dim": 1536, "heads": 8},
+    "student_base": {"d_model": 512, "ffn_dim": 2048, "heads": 8},
+}
+for _sizes in STUDENTS.values():
+    _sizes |= {"encoder_layers": 6, "decoder_layers": 2, "norm": "post", "positions": "sinusoidal_marian"}
+    _sizes |= {"initialization": "deepnorm"}
 SIZES = tuple(PRESETS["tiny"])  # the keys that a preset fills in

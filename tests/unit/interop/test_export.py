@@ -292,7 +292,7 @@ def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, m
         (
             (*good, "pegasus", "--quantization", "int8"),
             2,
-            "--quantization requires --format ctranslate2 or argos",
+            "--quantization requires --format ctranslate2, argos or bergamot",
         ),
         ((*good, "ctranslate2", "-i", "nowhere"), 3, "nowhere: no such file"),
         ((*good, "ctranslate2", "--set", "model.heads=1"), 2, "only decoding.* can be set"),

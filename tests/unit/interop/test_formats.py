@@ -50,6 +50,13 @@ def test_every_preset_can_be_exported_to_transformers_and_argos(preset, norm):
             "tokenizer.joint must be true",
         ),
         ("argos", {"data": {"language_tags": "target"}}, "language_tags must be none"),
+        ("bergamot", {"data": {"language_tags": "target"}}, "language_tags must be none"),
+        (
+            "bergamot",
+            {"model": {"d_model": 96, "heads": 4}},
+            "model.norm must be post, model.positions must be sinusoidal_marian, "
+            "model.d_model and ffn_dim must be multiples of 64; train with model.preset: student_tiny",
+        ),
     ],
 )
 def test_a_model_that_rules_out_a_required_format_is_an_error(required, sections, reason):

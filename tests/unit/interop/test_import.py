@@ -241,7 +241,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"d_model": None}, "config.json: d_model is missing"),
     ({"d_model": "32"}, 'config.json: d_model: expected an integer .*got "32"'),
     ({"d_model": 10**9}, "config.json: d_model"),
-    ({"d_model": 64}, "has the shape .*; config.json requires"),
+    ({"d_model": 64}, "has the shape .*; the settings require"),
     ({"encoder_layers": 200}, "missing tensor model.encoder.layers.2"),
     ({"encoder_layers": 1}, "unexpected tensors: model.encoder.layers.1"),
     ({"vocab_size": 10**12, "decoder_vocab_size": 10**12}, "but the vocabulary files have"),

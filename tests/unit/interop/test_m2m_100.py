@@ -30,7 +30,7 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
 from mtrain.interop.m2m_100_tokenizer import take_tokenizer, write_languages
-from mtrain.interop.verify import open_ctranslate2, open_transformers, verify
+from mtrain.interop.verify import open_ctranslate2, open_transformers, sentences_of, verify
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
@@ -413,7 +413,9 @@ def test_exports_are_compared_with_codes(ctranslate2, nllb, tmp_path, legacy, fo
         rows.append(row)
         return exported.translate(row, limit)
 
-    [summary] = verify(loaded, exported._replace(translate=record), TEXTS[:3], exact=True)
+    [summary] = verify(
+        loaded, exported._replace(translate=record), sentences_of(loaded, TEXTS[:3]), exact=True
+    )
     assert summary.startswith("3 sentences: 3 translations identical (greedy)")
     with Translator.load(tmp_path / "model", "cpu").between("en", "de") as translator:
         assert rows == translator.splitter.encode(TEXTS[:3])

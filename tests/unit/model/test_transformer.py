@@ -402,6 +402,28 @@ def test_each_projection_is_initialized_xavier_uniform() -> None:
     assert all((bias == 0).all() for name, bias in model.named_parameters() if name.endswith("bias"))
 
 
+def test_deepnorm_scales_the_weights_of_sublayers_but_queries_and_keys() -> None:
+    """With one layer on each side, DeepNet has a = 0.81, b = 0.87 (encoder), a = 3^1/4, b = 12^-1/4."""
+    models, sizes = [], {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 9}
+    for initialization in ("xavier", "deepnorm"):
+        raw = sizes | {"norm": "post", "initialization": initialization}
+        torch.manual_seed(1)
+        config = ModelConfig.model_validate(raw | {"encoder_layers": 1, "decoder_layers": 1})
+        models.append(Transformer(config).state_dict())
+    factors = {"encoder": (0.87, 0.87 / 0.81), "decoder": (0.5373, 0.5373 / 1.3161)}
+    for name, weight in models[0].items():
+        width = weight.size(-1)
+        expected = torch.ones_like(weight)
+        side, *module = name.split(".")
+        if module[-2:] == ["query_key_value", "weight"]:
+            expected[2 * width :] = factors[side][0]
+        elif module[-2:] == ["inner", "weight"]:
+            expected *= factors[side][0]
+        elif module[-2:] in (["output", "weight"], ["outer", "weight"]):
+            expected *= factors[side][1]
+        torch.testing.assert_close(models[1][name], weight * expected, rtol=1e-4, atol=0)
+
+
 # -------------------------------------------------------------------------------- PyTorch's Transformer
 
 

@@ -211,14 +211,15 @@ def test_errors_below_v1_are_as_openai_clients_expect_them(client):
 
 def test_a_failing_translation_is_an_error_of_its_request_alone(run_dir):
     server = served(run_dir)
-    real = server.models.served[0].decode
+    workers = server.models.served[0].translator.workers
+    real = workers.decode_one
 
     def decode(task):
         if any(part.line == 0 and len(part.source) < 5 for part in task.parts):
             raise RuntimeError("broken")
         return real(task)
 
-    server.models.served[0].decode = decode
+    monkeypatch.setattr(workers, "decode_one", decode)
     with asked(server) as client:
         failed = error_of(client.post("/translate", json={**TRANSLATE, "q": "A"}), 500)
         assert failed == "Cannot translate text: the log of the server says why"

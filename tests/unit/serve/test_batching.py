@@ -142,21 +142,22 @@ def test_a_request_of_several_texts_is_answered_in_order(translator, batcher):
     assert [one.text for one in found] == [*targets, "", *targets[::-1]]
 
 
-def test_a_failing_request_fails_alone(translator, batcher, go):
-    started = threading.Event()
+def test_a_failing_request_fails_alone(translator, batcher, go, monkeypatch):
+    started, real = threading.Event(), translator.workers.decode_one
 
     def decode(task):
         started.set()
         go.wait()
         if any(task.parts[i].source[0] == bad for i in range(len(task.parts))):
             raise ModelError("cannot be decoded")
-        return translator.workers.decode_one(task)
+        return real(task)
 
+    monkeypatch.setattr(translator.workers, "decode_one", decode)
     bad = translator.splitter.parts_of([SOURCES[1]], [], 0)[0].source[0]
     good = [text for text in SOURCES if translator.splitter.parts_of([text], [], 0)[0].source[0] != bad]
-    first = batcher.submit(translator, ["It rains."], decode=decode)
+    first = batcher.submit(translator, ["It rains."])
     started.wait()  # so that all others are in one batch
-    futures = {text: batcher.submit(translator, [text], decode=decode) for text in [*good, SOURCES[1]]}
+    futures = {text: batcher.submit(translator, [text]) for text in [*good, SOURCES[1]]}
     go.set()
     assert first.result()[0].text == "Es regnet."
     with pytest.raises(ModelError, match="cannot be decoded"):
@@ -167,37 +168,40 @@ def test_a_failing_request_fails_alone(translator, batcher, go):
     assert batcher.counts["failures_total"] == 1
 
 
-def test_short_requests_do_not_wait_for_a_long_one(translator, batcher, go):
+def test_short_requests_do_not_wait_for_a_long_one(translator, batcher, go, monkeypatch):
+    real = translator.workers.decode_one
 
     def decode(task):
         if len(task.parts[0].source) > batching.SHORT:
             go.wait()
-        return translator.workers.decode_one(task)
+        return real(task)
 
+    monkeypatch.setattr(translator.workers, "decode_one", decode)
     wide = translator.with_settings(max_length_ratio=0.1)
     wide.max_length = 200
-    long = batcher.submit(wide, ["cat " * 30], decode=decode)
-    assert batcher.submit(translator, ["It rains."], decode=decode).result(60)[0].text == "Es regnet."
+    long = batcher.submit(wide, ["cat " * 30])
+    assert batcher.submit(translator, ["It rains."]).result(60)[0].text == "Es regnet."
     assert not long.done()
     go.set()
     assert long.result(60)[0].text
 
 
 def test_a_full_queue_refuses_requests(translator, batcher, go, monkeypatch):
-    started = threading.Event()
+    started, real = threading.Event(), translator.workers.decode_one
 
     def decode(task):
         started.set()
         go.wait()
-        return translator.workers.decode_one(task)
+        return real(task)
 
+    monkeypatch.setattr(translator.workers, "decode_one", decode)
     monkeypatch.setattr(batching, "MOST_WAITING", 2)
-    first = batcher.submit(translator, ["It rains."], decode=decode)
+    first = batcher.submit(translator, ["It rains."])
     started.wait()
-    second = batcher.submit(translator, SOURCES[:2], decode=decode)
+    second = batcher.submit(translator, SOURCES[:2])
     assert batcher.waiting == 2
     with pytest.raises(QueueFullError):
-        batcher.submit(translator, ["The sun shines."], decode=decode)
+        batcher.submit(translator, ["The sun shines."])
     go.set()
     assert [one.text for one in first.result() + second.result()] == ["Es regnet.", PAIRS[0][1], PAIRS[1][1]]
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,23 +22,23 @@ def model(name, source, target, tags="none", pieces=(), codes=()):
         tokenizer=SimpleNamespace(source=vocabulary),
         between=lambda *codes: codes,
     )
-    return ServedModel.of(Path(name), translator, lambda task: [])
+    return ServedModel.of(Path(name), translator)
+
+
+def codes_of(models, *arguments) -> Any:
+    """What is found for a direction that is not the model's own: what `between` returns."""
+    return models.find(*arguments)
 
 
 def directions(models):
     return {(code, target) for code in models.sources for target in models.targets_of(code)}
 
 
-def found(models, *arguments):
-    served, translator = models.find(*arguments)
-    return served.name, translator
-
-
 def test_several_models_make_several_directions():
     models = Models([model("a", "en", "de"), model("b", "de", "en"), model("c", "en", "fr")])
     assert directions(models) == {("en", "de"), ("de", "en"), ("en", "fr")}
-    assert found(models, "en", "fr") == ("c", models.served[2].translator)
-    assert found(models, "EN", "fr-CA")[0] == "c"
+    assert models.find("en", "fr") is models.served[2].translator
+    assert models.find("EN", "fr-CA") is models.served[2].translator
     for wrong in (("fr", "en"), ("de", "fr"), ("en", "en"), ("xx", "de")):
         with pytest.raises(UsageError):
             models.find(*wrong)
@@ -50,9 +51,9 @@ def test_codes_of_a_multilingual_model_have_short_names():
     assert models.targets_of("en") == ["de", "zh-Hans", "zh-Hant"]
     assert models.directions["many:zh-Hans-zh-Hant"][1:] == ("zh-Hans", "zh-Hant")
     assert "many:de-de" not in models.directions
-    assert found(models, "de", "zh-Hant") == ("many", ("deu_Latn", "zho_Hant"))
-    assert found(models, "eng_Latn", "zho_Hans") == ("many", ("eng_Latn", "zho_Hans"))
-    assert found(models, "en", "de") == ("many", models.served[0].translator)
+    assert codes_of(models, "de", "zh-Hant") == ("deu_Latn", "zho_Hant")
+    assert codes_of(models, "eng_Latn", "zho_Hans") == ("eng_Latn", "zho_Hans")
+    assert models.find("en", "de") is models.served[0].translator
     with pytest.raises(UsageError, match="several codes of the model fit: zh-Hans, zh-Hant"):
         models.find("en", "zh")
 
@@ -64,7 +65,7 @@ def test_tags_name_the_languages():
     assert directions(Models([many_to_many])) == {("en", "de"), ("de", "en")}
     both = model("a", "en", "de", "both", ["<en>", "<cs>", "<2de>", "<2en>"])
     assert directions(Models([both])) == {("en", "de"), ("cs", "de"), ("cs", "en")}
-    assert found(Models([both]), "cs", "en") == ("a", ("cs", "en"))
+    assert codes_of(Models([both]), "cs", "en") == ("cs", "en")
 
 
 def test_a_model_is_called_as_its_folder_is():
@@ -74,7 +75,7 @@ def test_a_model_is_called_as_its_folder_is():
         Models([model("a/x", "en", "de"), model("b/x", "de", "en")])
     models = Models([model("a", "en", "de"), model("b", "en", "de")])
     assert models.directions["b:en-de"][0].name == "b"
-    assert found(models, "en", "de")[0] == "a"
+    assert models.find("en", "de") is models.served[0].translator
 
 
 def test_the_languages_of_a_model_must_be_known():

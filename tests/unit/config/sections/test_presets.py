@@ -5,8 +5,10 @@ from typing import get_args
 import pytest
 
 from mtrain.config.sections.model import Preset
-from mtrain.config.sections.presets import PRESETS, SIZES
+from mtrain.config.sections.presets import PRESETS, SIZES, STUDENTS
 from mtrain.config.yaml_io import parse_yaml, to_yaml
+from mtrain.errors import UsageError
+from mtrain.interop.formats import require_exports
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -16,8 +18,22 @@ def test_a_preset_fills_the_sizes(load_text, preset: str):
     assert model.preset is None
 
 
+@pytest.mark.parametrize(("preset", "width"), [("student_tiny", 256), ("student_base", 512)])
+def test_a_student_can_be_exported_to_bergamot(load_text, preset, width):
+    config = load_text(f"model.preset={preset}", "export.require=[bergamot]")
+    require_exports(config)
+    assert (config.model.d_model, config.model.encoder_layers, config.model.decoder_layers) == (width, 6, 2)
+    assert (config.model.initialization, config.model.preset) == ("deepnorm", None)
+
+
+@pytest.mark.parametrize("other", ["norm: pre", "norm: post, head: pair_classifier"])
+def test_deepnorm_is_for_translation_models_with_post_norm(load_text, other):
+    with pytest.raises(UsageError, match="for translation models with norm: post; set it to xavier"):
+        load_text(f"model={{initialization: deepnorm, d_model: 64, {other}}}")
+
+
 def test_each_preset_can_be_chosen():
-    assert PRESETS.keys() == set(get_args(Preset)) - {"auto"}
+    assert {*PRESETS, *STUDENTS} == set(get_args(Preset)) - {"auto"}
 
 
 def test_explicit_keys_win_over_a_preset(load_text):

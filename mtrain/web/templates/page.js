@@ -1,76 +1,3 @@
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>Translate</title>
-<style>
-:root { color-scheme: light dark; --page: #fff; --text: #1c2128; --muted: #57606a; --line: #8c959f;
-  --panel: #f6f8fa; --link: #0550ae; --mark: #ffe08a; --error: #a40e26; }
-@media (prefers-color-scheme: dark) { :root { --page: #15191f; --text: #e6edf3; --muted: #9aa5b1;
-  --line: #6e7781; --panel: #1e242c; --link: #79b8ff; --mark: #6b5200; --error: #ff9492; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 80rem; background: var(--page); color: var(--text);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.3rem; margin: 0 0 .8rem; }
-a { color: var(--link); }
-:focus-visible { outline: 3px solid var(--link); outline-offset: 2px; }
-.sides { display: grid; grid-template-columns: 1fr auto 1fr; gap: .6rem; }
-.sides > section { display: flex; flex-direction: column; min-width: 0; }
-.above { display: flex; gap: .5rem; align-items: center; margin-bottom: .4rem; flex-wrap: wrap; }
-select, button, input { font: inherit; color: inherit; background: var(--panel); min-height: 2.75rem;
-  padding: .3rem .7rem; border: 1px solid var(--line); border-radius: 8px; max-width: 100%; }
-button { cursor: pointer; }
-#swap { align-self: start; margin-top: 1.9rem; min-width: 2.75rem; }
-.field { position: relative; flex: 1; display: flex; min-height: 13rem; background: var(--panel);
-  border: 1px solid var(--line); border-radius: 8px; }
-#source, #mirror, #target { font: inherit; font-size: 1.15rem; line-height: 1.6; padding: .8rem; margin: 0;
-  width: 100%; white-space: pre-wrap; overflow-wrap: anywhere; border: 0; border-radius: 8px; letter-spacing: 0; }
-#source { position: relative; background: transparent; color: inherit; resize: vertical; min-height: 13rem; }
-#mirror { position: absolute; inset: 0; color: transparent; overflow: hidden; }
-#target { min-height: 13rem; }
-.busy #target { opacity: .6; }
-mark { background: var(--mark); color: inherit; border-radius: 3px; }
-#mirror mark { color: transparent; }
-.muted { color: var(--muted); font-size: .9rem; min-height: 1.5rem; margin: .4rem 0; }
-#message.error { color: var(--error); }
-#alternatives { padding-inline-start: 1.4rem; }
-[hidden] { display: none !important; }
-@media (max-width: 44rem) { .sides { grid-template-columns: 1fr; } #swap { margin: 0; justify-self: start; }
-  .field, #source, #target { min-height: 8rem; } }
-</style>
-</head>
-<body>
-<header><h1>Translate</h1></header>
-<main>
-<form id="keys" class="above" hidden><label for="key">API key</label>
-<input id="key" type="password" autocomplete="off"></form>
-<div class="sides">
-<section aria-label="Text to translate">
-<div class="above"><label for="from">From</label><select id="from"></select></div>
-<div class="field"><div id="mirror" aria-hidden="true"></div>
-<textarea id="source" aria-label="Text to translate" dir="auto" spellcheck="false" autofocus
- placeholder="Type or paste text"></textarea></div>
-</section>
-<button id="swap" aria-label="Exchange the languages" title="Exchange the languages">⇄</button>
-<section aria-label="Translation">
-<div class="above"><label for="to">To</label><select id="to"></select>
-<button id="copy">Copy</button></div>
-<div class="field"><div id="target" role="textbox" aria-readonly="true" aria-multiline="true" tabindex="0"
- aria-label="Translation" aria-describedby="aligned" dir="auto"></div></div>
-</section>
-</div>
-<p id="message" class="muted" role="status"></p>
-<p id="aligned" class="muted" aria-live="polite"></p>
-<section id="others" aria-labelledby="others-title" hidden><h2 id="others-title">Alternatives</h2>
-<ul id="alternatives"></ul></section>
-</main>
-<footer class="muted"><a href="docs">API</a></footer>
-<script>
-"use strict";
 const $ = (id) => document.getElementById(id);
 const HINT = "Point at a word of the translation, or move with the arrow keys, to see what it translates.";
 let languages = [], timer = 0, running = null, shown = null, current = -1;
@@ -90,16 +17,8 @@ function listTargets() {
   if (possible.has(before)) $("to").value = before;
 }
 
-async function ask(path, body, signal) {
-  const sent = body && { method: "POST", headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body), signal };
-  const response = await fetch(path, sent || undefined);
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error || response.statusText);
-  return answer;
-}
-
 async function translate() {
+  if (!languages.length) return;  // until the backend has started
   if (running) running.abort();
   const q = $("source").value, source = $("from").value, target = $("to").value;
   if (!q.trim()) { running = null; document.body.classList.remove("busy"); say(""); return show(null); }
@@ -108,7 +27,7 @@ async function translate() {
   try {
     const body = { q, source, target, alternatives: 3, alignments: true };
     if ($("key").value) body.api_key = $("key").value;
-    const answer = await ask("translate", body, mine.signal);
+    const answer = await backend.translate(body, mine.signal);
     if (running !== mine) return;
     const found = answer.detectedLanguage && languages.find((x) => x.code === answer.detectedLanguage.language);
     say(found ? `Detected language: ${found.name}` : "");
@@ -197,19 +116,20 @@ $("swap").addEventListener("click", () => {
 
 (async () => {
   try {
-    const settings = await ask("frontend/settings");
-    languages = await ask("languages");
+    const settings = await backend.start();
+    languages = settings.languages;
     const sources = languages.filter((each) => each.targets.length);
-    const several = sources.length > 1 ? [option("auto", "Detect language")] : [];
+    const several = sources.length > 1 && backend.detects ? [option("auto", "Detect language")] : [];
     $("from").replaceChildren(...several, ...sources.map((each) => option(each.code, each.name)));
     $("from").value = settings.language.source.code;
     listTargets();
     $("to").value = settings.language.target.code;
-    $("source").maxLength = settings.charLimit;
+    if (settings.charLimit) $("source").maxLength = settings.charLimit;
     $("keys").hidden = !settings.keyRequired;
+    const isReversible = ({ code, targets }) => sources.some((each) => targets.includes(each.code)
+      && each.targets.includes(code));
+    $("swap").hidden = !sources.some(isReversible);
+    say("");
     if ($("source").value) translate();
-  } catch (error) { say(`The server does not answer: ${error.message}`, true); }
+  } catch (error) { say(error.message, true); }
 })();
-</script>
-</body>
-</html>

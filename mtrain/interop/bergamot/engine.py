@@ -1,0 +1,92 @@
+"""The Bergamot engine of the npm package, run by Node: WebAssembly, as in browsers."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.search.search import search
+from mtrain.errors import ModelError, UsageError
+from mtrain.interop.bergamot.write import MAX_TOKENS, MODEL, VOCABULARIES, arithmetic
+from mtrain.model.incremental import DecodingTransformer
+from mtrain.tokenizer.tokenizer import SPACES
+
+PACKAGE = "@browsermt/bergamot-translator"
+_WORKER = "worker/translator-worker.js"
+_HALF_A_CHARACTER = "\ufffd"
+_MOST_DIFFERENT = 0.1  # the share of translations that may differ in fp32, because of ties
+
+
+def find_package(folder: Path) -> Path | None:
+    """The folder of the npm package: `folder`, or in its node_modules; None if it is not there."""
+    candidates = (folder, folder / "node_modules" / PACKAGE)
+    return next((place for place in candidates if (place / _WORKER).is_file()), None)
+
+
+def find_engine(folder: Path | None) -> Path | None:
+    """As `find_package`, by default for the working directory. None also if there is no Node. Raises
+    UsageError instead if a folder is given."""
+    found = find_package(folder or Path())
+    if found is not None and shutil.which("node"):
+        return found
+    if folder is not None:
+        problem = "Node is not installed" if found else f"{folder}: does not contain {PACKAGE}"
+        raise UsageError(f"--engine: {problem}; run npm install {PACKAGE}@0.4.9")
+    return None
+
+
+def translate_with_engine(
+    engine: Path, folder: Path, texts: Sequence[str], int8: bool, html: bool = False
+) -> list[str]:
+    """The translations of texts by the engine with the model that `write_bergamot` has written to a folder.
+    Each is one sentence. Raises ModelError if the engine fails."""
+    vocabularies = next(names for names in VOCABULARIES.values() if (folder / names[0]).exists())
+    request = {
+        "model": str(folder / MODEL),
+        "vocabs": [str(folder / name) for name in vocabularies],
+        "config": {"gemm-precision": arithmetic(int8), "ssplit-mode": "sentence"},
+        "texts": texts,
+        "html": html,
+    }
+    command = ["node", str(Path(__file__).with_name("engine.cjs")), str(engine / _WORKER)]
+    ended = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, check=False)
+    try:
+        found: list[str] = json.loads(ended.stdout)
+    except ValueError:
+        problem = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ModelError(f"the Bergamot engine failed: {problem}") from None
+    return found
+
+
+def compare_with_engine(
+    engine: Path, folder: Path, loaded: LoadedModel, given: Sequence[tuple[str, list[int]]], int8: bool
+) -> str:
+    """Translate texts, of which the source ids are given, with mtrain and with the engine. Returns a summary.
+
+    Texts that the engine would split are left out. Of translations that reach the length limit, which the
+    engine may set higher, only the beginning is compared. Without `int8`, raises ModelError if too many
+    translations differ.
+    """
+    model, forbidden = DecodingTransformer(loaded.model), loaded.config.decoding.forbidden_ids
+    settings = DecodingConfig(beam_size=1, max_length_ratio=2.0, max_length_offset=1)
+    settings = settings.model_copy(update={"forbidden_ids": [*forbidden, loaded.model.config.unk_id]})
+    given = [(text, row) for text, row in given if len(row) <= MAX_TOKENS]
+    theirs = translate_with_engine(engine, folder, [text for text, _ in given], int8)
+    different = []
+    for (text, row), found in zip(given, theirs, strict=True):
+        source = torch.tensor([row])
+        [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), settings)
+        ids = best.ids[: 2 * len(row) - 1]
+        own, found = (each.translate(SPACES).strip() for each in (*loaded.tokenizer.decode([ids]), found))
+        is_cut = len(ids) == 2 * len(row) - 1
+        if own != found and not (is_cut and found.startswith(own.rstrip(_HALF_A_CHARACTER))):
+            different.append(f"source: {text}; mtrain: {own}; engine: {found}")
+    if len(different) > (1 if int8 else _MOST_DIFFERENT) * len(given):
+        problem = f"{len(different)} of {len(given)} translations differ"
+        raise ModelError(f"the Bergamot engine: {problem}; {different[0]}")
+    return f"Bergamot engine, {len(given)} sentences: {len(given) - len(different)} translations identical"

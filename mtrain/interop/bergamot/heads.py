@@ -1,0 +1,46 @@
+"""The attention head that the engine takes word alignments from: the first one of a decoder layer. mtrain
+averages the heads of a layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.search.forced import all_attention
+from mtrain.decoding.search.search import search
+from mtrain.model.incremental import DecodingTransformer
+
+
+def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, int]:
+    """The decoder layer and the head whose attention agrees best with the alignments of mtrain: the share of
+    target tokens that attend most to the same source token, in translations of rows of source ids."""
+    model, layer = DecodingTransformer(loaded.model), loaded.config.decoding.alignment_layer
+    agreements = torch.zeros(len(loaded.model.decoder), loaded.model.config.heads)
+    for row in rows:
+        source = torch.tensor([row])
+        keep = torch.ones_like(source, dtype=torch.bool)
+        [[best, *_]] = search([model], source, keep, DecodingConfig(beam_size=1))
+        target = torch.tensor([[*best.ids, loaded.model.config.eos_id]])
+        cross = torch.cat(all_attention(model, source, keep, target).cross)  # (L, H, T, S)
+        ours = cross[-1 if layer is None else layer].mean(dim=0).argmax(dim=-1)  # (T)
+        agreements += (cross.argmax(dim=-1) == ours).sum(dim=-1)
+    best_layer, best_head = divmod(int(agreements.argmax()), loaded.model.config.heads)
+    return best_layer, best_head
+
+
+def with_head_first(tensors: dict[str, Tensor], layer: int, head: int, heads: int) -> dict[str, Tensor]:
+    """The tensors of an equivalent Transformer with another order of the heads in the cross-attention of a
+    decoder layer: the given one comes first."""
+    order = [head, *(each for each in range(heads) if each != head)]
+    name = f"decoder.{layer}.cross_attention"
+    reordered = dict(tensors)
+    for part in ("weight", "bias"):
+        fused = tensors[f"{name}.query_key_value.{part}"]  # (3E, E) or (3E)
+        by_head = fused.view(3, heads, -1, *fused.shape[1:])
+        reordered[f"{name}.query_key_value.{part}"] = by_head[:, order].flatten(0, 2)
+    output = tensors[f"{name}.output.weight"]  # (E, E)
+    output = output.view(len(output), heads, -1)
+    reordered[f"{name}.output.weight"] = output[:, order].flatten(1)
+    return reordered

@@ -1,0 +1,84 @@
+"""The folder of a translator page: the page, the engine, and models, for any static web server."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrain.checkpoint.model_folder import read_settings
+from mtrain.checkpoint.model_info import ExportInfo, is_run, read_info
+from mtrain.config.language_names import language_name
+from mtrain.errors import ModelError, UsageError
+from mtrain.interop.bergamot.write import MODEL, VOCABULARIES, arithmetic, languages_of
+from mtrain.interop.export import export_model
+from mtrain.storage.atomic import copy_files, require_new_folder, write_new_folder, write_text
+from mtrain.storage.manifest import MANIFEST, verify_folder
+from mtrain.web.engine import copy_engine
+from mtrain.web.page import translator_page
+
+
+def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -> None:
+    """Write the folder of a page with models. Each is a run or model folder, or is exported for Bergamot.
+
+    `package` is a folder with the npm package of the engine; by default, it is downloaded. Raises UsageError
+    if `out` exists, if two models have the same direction or the package is missing, ModelError if a model
+    cannot be exported, StorageError if the engine cannot be downloaded.
+    """
+    require_new_folder(out)
+    described = {_direction(model): model for model in models}
+    if len(described) < len(models):
+        raise UsageError("MODEL: several models have the same direction; give one for each")
+
+    def fill(temporary: Path) -> None:
+        copy_engine(temporary / "engine", package)
+        found = []
+        for (source, target), model in described.items():
+            folder = temporary / "models" / f"{source}-{target}"
+            _write_model(model, folder)
+            found.append(
+                {"source": source, "target": target, "folder": f"models/{folder.name}", **_files(folder)}
+            )
+        codes = dict.fromkeys(code for direction in described for code in direction)
+        languages = [
+            {"code": code, "name": language_name(code), "targets": [t for s, t in described if s == code]}
+            for code in codes
+        ]
+        page = translator_page("engine", {"models": found, "languages": languages})
+        write_text(temporary / "index.html", page)
+
+    write_new_folder(out, fill)
+
+
+def _export_of(model: Path) -> ExportInfo | None:
+    """What an exported model is; None for a run or model folder, or a checkpoint."""
+    own = is_run(model) or (model / "config.yaml").exists()
+    return None if own else read_info(model).export
+
+
+def _direction(model: Path) -> tuple[str, str]:
+    """The codes of the languages of a model. Raises ModelError if they are unknown."""
+    exported = _export_of(model)
+    config = read_settings(model) if exported is None else exported.config
+    try:
+        return languages_of(config)
+    except ModelError as error:
+        raise ModelError(f"{model}: {error}") from None
+
+
+def _write_model(model: Path, folder: Path) -> None:
+    """Copy an exported model, or export a model in int8."""
+    exported = _export_of(model)
+    if exported is None:
+        export_model(model, folder, "bergamot", "int8")
+        return
+    if not (model / MODEL).exists() or exported.format != "bergamot":
+        raise ModelError(f"{model}: is exported in another format; give the model that it was exported from")
+    verify_folder(model, [MODEL])
+    copy_files(model, folder, {MANIFEST})
+
+
+def _files(folder: Path) -> dict[str, Any]:
+    """What the page needs to know about an exported model."""
+    exported = _export_of(folder)
+    names = next(names for names in VOCABULARIES.values() if (folder / names[0]).exists())
+    is_int8 = exported is not None and exported.quantization is not None
+    return {"model": MODEL, "vocabularies": names, "arithmetic": arithmetic(is_int8)}
