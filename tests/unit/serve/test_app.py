@@ -209,7 +209,7 @@ def test_errors_below_v1_are_as_openai_clients_expect_them(client):
     assert "text" in error_of(wrong, 400)["message"]
 
 
-def test_a_failing_translation_is_an_error_of_its_request_alone(run_dir):
+def test_a_failing_translation_is_an_error_of_its_request_alone(run_dir, monkeypatch):
     server = served(run_dir)
     workers = server.models.served[0].translator.workers
     real = workers.decode_one
