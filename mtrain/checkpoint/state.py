@@ -30,8 +30,8 @@ class Plan:
 class TrainState:
     """The progress of training. Together with weights and optimizer, it is all that resuming requires.
 
-    During training, the fields from `loss_scale` on have the values of the checkpoint that the run was
-    resumed from; `Saver` brings them up to date in what it saves.
+    During training, the fields from `loss_scale` on, except the numbers of skipped steps, have the values of
+    the checkpoint that the run was resumed from; `Saver` brings them up to date in what it saves.
     """
 
     step: int = 0  # optimizer steps taken

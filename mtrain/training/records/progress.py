@@ -51,7 +51,8 @@ class Progress:
         classifies: bool = False,
     ):
         """Among several ranks, only the first writes and shows progress. The loss is per target token or,
-        for a model that `classifies`, per pair. The `state` is read and not written."""
+        for a model that `classifies`, per pair. The `state` is read; steps that are skipped are counted in
+        it."""
         self.unit = "nats/pair" if classifies else "nats/token"
         self.speed_unit = "pairs/s" if classifies else "target tokens/s"
         self.is_first = is_first
@@ -60,8 +61,6 @@ class Progress:
         self.file = run_dir / "metrics.jsonl"
         # Since the last line of metrics.jsonl.
         self.sums: defaultdict[str, float] = defaultdict(float, state.metric_sums)
-        self.skipped_steps = state.skipped_steps
-        self.skipped_in_a_row = state.skipped_in_a_row
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
@@ -114,14 +113,6 @@ class Progress:
         """Add the time that the next step has waited for its data."""
         self.sums["data_seconds"] += seconds
 
-    def counters(self) -> dict[str, Any]:
-        """The fields of `TrainState` that this object keeps, as of the last step whose metrics were read."""
-        return {
-            "metric_sums": dict(self.sums),
-            "skipped_steps": self.skipped_steps,
-            "skipped_in_a_row": self.skipped_in_a_row,
-        }
-
     def read_pending(self, keep: int = 0) -> None:
         """Read the metrics of all but the newest `keep` steps.
 
@@ -133,15 +124,15 @@ class Progress:
             for name, value in (("loss", loss), ("nll", nll), ("tokens", tokens), ("steps", 1)):
                 self.sums[name] += value
             self.sums["norm"] = norm
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+            self.state.skipped_in_a_row = self.state.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
                 self._watch_for_spikes(nll / tokens, self.state.step - len(self.pending), locate)
             else:
-                self.skipped_steps += 1
+                self.state.skipped_steps += 1
                 level = logging.WARNING if self.is_first else logging.DEBUG
                 message = "step skipped: the loss or gradient is not finite (%d so far)"
-                log.log(level, message, self.skipped_steps)
-            if self.skipped_in_a_row >= self.max_nonfinite_steps:
+                log.log(level, message, self.state.skipped_steps)
+            if self.state.skipped_in_a_row >= self.max_nonfinite_steps:
                 raise DivergedError(
                     f"diverged: {self.max_nonfinite_steps} steps in a row had a non-finite loss or gradient; "
                     "start another run (--run-dir) with a lower training.learning_rate or more "
@@ -177,7 +168,7 @@ class Progress:
             target_tokens=self.state.target_tokens_seen,
             target_tokens_per_second=speed,
             data_seconds=sums.get("data_seconds", 0.0) / sums["steps"],
-            skipped_steps=self.skipped_steps,
+            skipped_steps=self.state.skipped_steps,
         )
         self.sums.clear()
         rates = [f"lr {rate:.2g}", f"{speed:,.0f} {self.speed_unit}"]
