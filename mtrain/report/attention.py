@@ -80,10 +80,8 @@ def attention_maps(
         last, layer = model.config.decoder_layers - 1, translator.decoding.alignment_layer
         best = last if layer is None else min(layer, last)
         is_cut = max(len(source), len(target)) > longest
-        source_tokens, target_tokens = (
-            _pieces(tokenizer.source, source_ids),
-            _pieces(tokenizer.target, target_ids),
-        )
+        source_tokens = _pieces(tokenizer.source, source_ids)
+        target_tokens = _pieces(tokenizer.target, target_ids)
         maps.append(AttentionMap(source_tokens, target_tokens, percent, is_cut, best))
     return maps
 
