@@ -38,7 +38,7 @@ class Progress:
     """Collects the metrics of steps, and logs them. They are read one step late, so that the device need not
     wait for the host.
 
-    A resumed run continues the sums since the last line of metrics.jsonl; see `counters`.
+    A resumed run continues the sums since the last line of metrics.jsonl, which checkpoints have.
     """
 
     def __init__(
