@@ -109,10 +109,6 @@ class Progress:
         self.read_pending(keep=1)
         self.bar.update()
 
-    def add_waiting(self, seconds: float) -> None:
-        """Add the time that the next step has waited for its data."""
-        self.sums["data_seconds"] += seconds
-
     def read_pending(self, keep: int = 0) -> None:
         """Read the metrics of all but the newest `keep` steps.
 
