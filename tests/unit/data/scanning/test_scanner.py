@@ -15,7 +15,6 @@ import yaml
 from mtrain import progress_bar
 from mtrain.config.sections.corpora import ToyCorpus
 from mtrain.data import Pair
-from mtrain.data.preparing.check_report import check_data
 from mtrain.data.reading.blocks import read_blocks
 from mtrain.data.reading.digests import RawFiles, content_hash
 from mtrain.data.scanning import samples
@@ -27,6 +26,7 @@ from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, StorageError
 from mtrain.storage import temporary
 from mtrain.tokenizer.vocabulary import make_normalizer
+from tests.support.checking import check_data
 from tests.support.corpora import block_of, corpus
 from tests.support.encoding import TOY, config, write
 
