@@ -13,6 +13,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from mtrain.checkpoint.state import TrainState
+from mtrain.config.schema import Config
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError, StorageError
 from mtrain.progress_bar import Bar
@@ -42,30 +43,24 @@ class Progress:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        state: TrainState,
-        total_steps: int | None,
-        precision: str,
-        is_first: bool = True,
-        classifies: bool = False,
+        self, config: Config, state: TrainState, total_steps: int | None, precision: str, is_first: bool
     ):
         """Among several ranks, only the first writes and shows progress. The loss is per target token or,
-        for a model that `classifies`, per pair. The `state` is read; steps that are skipped are counted in
-        it."""
+        for a pair classifier, per pair. The `state` is read; steps that are skipped are counted in it."""
+        classifies = config.model.is_classifier
         self.unit = "nats/pair" if classifies else "nats/token"
         self.speed_unit = "pairs/s" if classifies else "target tokens/s"
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
-        self.run_dir, self.state = run_dir, state
-        self.file = run_dir / "metrics.jsonl"
+        self.run_dir, self.state = Path(config.run_dir), state
+        self.file = self.run_dir / "metrics.jsonl"
         # Since the last line of metrics.jsonl.
         self.sums: defaultdict[str, float] = defaultdict(float, state.metric_sums)
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # nll of single steps
-        self.tensorboard = TensorBoard(run_dir)
+        self.tensorboard = TensorBoard(self.run_dir)
         self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
 
