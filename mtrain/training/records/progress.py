@@ -17,12 +17,11 @@ from mtrain.config.schema import Config
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError, StorageError
 from mtrain.progress_bar import Bar
-from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.records.tensorboard import TensorBoard
 from mtrain.training.step.learner import StepMetrics
 from mtrain.training.validation.classifier import ClassifierScores
-from mtrain.training.validation.samples import remove_later_samples
+from mtrain.training.validation.samples import lines_of, remove_later_samples, step_of
 from mtrain.training.validation.translation import Scores
 
 log = logging.getLogger(__name__)
@@ -68,12 +67,12 @@ class Progress:
         """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again. Raises
         StorageError if this fails for metrics.jsonl."""
         try:
-            if self.file.exists():
-                lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
-                write_atomically(self.file, "".join(filter(self._is_current, lines)))
-        except OSError as error:
+            lines = lines_of(self.file)
+        except StorageError as error:
             cure = "restore the file, or move it elsewhere; fit then creates a new one"
-            raise StorageError(f"{self.file}: cannot be read: {error.strerror}; {cure}") from None
+            raise StorageError(f"{error}; {cure}") from None
+        if self.file.exists():
+            write_atomically(self.file, "".join(filter(self._is_current, lines)))
         remove_later_samples(self.run_dir, self.state.step)
 
     def start(self) -> None:
@@ -88,14 +87,10 @@ class Progress:
         self.tensorboard.close()
 
     def _is_current(self, line: str) -> bool:
-        """Whether a line of metrics.jsonl is complete and not later than the current state."""
-        try:
-            record = json.loads(line) if line.endswith("\n") else {}
-            step = float(record["step"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return False
-        repeated = self.state.validation_due and step == self.state.step and "validation" in record
-        return step <= self.state.step and not repeated
+        """Whether a line of metrics.jsonl is not later than the current state."""
+        step, current = step_of(line), self.state.step
+        repeated = self.state.validation_due and step == current and "validation" in json.loads(line)
+        return step <= current and not repeated
 
     def add_step(self, metrics: StepMetrics, locate: Callable[[], list[str]]) -> None:
         """Add the metrics of a step, and read the metrics of the previous step. `locate` returns where the
