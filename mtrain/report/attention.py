@@ -74,7 +74,7 @@ def attention_maps(
         targets, _ = padded([target_ids], special.pad, translator.device)
         weights = all_attention(model, batch, keep, targets)
         percent = {
-            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(weights, kind)]
+            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in weights[kind]]
             for kind in KINDS
         }
         last, layer = model.config.decoder_layers - 1, translator.decoding.alignment_layer
