@@ -19,14 +19,11 @@ def cpu_limit(root: Path = ROOT) -> float:
     """The cores that this process may use: the cores of its affinity, or fewer if a control group limits its
     CPU time, as containers and batch systems do.
 
-    The quotas of the group of this process and of all groups above it apply. In a container, the path may be
-    the path on the host, of which only the top folder exists: the container's own group. Sources: cpu.max in
-    the kernel's admin-guide/cgroup-v2; scheduler/sched-bwc for version 1.
+    Sources: cpu.max in the kernel's admin-guide/cgroup-v2; scheduler/sched-bwc for version 1.
     """
     limits = [float(len(_affinity()))]
     with suppress(OSError, ValueError):  # not Linux, or an unknown format
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-        limits += [quota for group in groups for quota in _quotas(root, group)]
+        limits += [*_quotas(root)]
     return min(limits)
 
 
@@ -35,23 +32,32 @@ def _affinity() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
 
 
-def _quotas(root: Path, line: str) -> Iterator[float]:
-    """The quotas of a group and of the groups above it, given its line `hierarchy:controllers:path`. Only
-    version 2 names no controllers; it is mounted in a subfolder if version 1 is also mounted."""
-    _, controllers, path = line.split(":", 2)
-    if controllers and "cpu" not in controllers.split(","):
-        return
-    for mount in ("cpu", controllers) if controllers else ("", "unified"):
-        top = root / "sys/fs/cgroup" / mount
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-                with suppress(OSError, ValueError):  # no such group, no file, or no quota: "max 100000"
-                    quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
-                    if min(quota, period) > 0:
-                        yield quota / period
-            if folder == top:
-                break
+def _quotas(root: Path) -> Iterator[float]:
+    for folder in control_groups(root, "cpu"):
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):  # no such group, no file, or no quota: "max 100000"
+                quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
+                if min(quota, period) > 0:
+                    yield quota / period
+
+
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the control group of this process for a controller, such as `cpu`, and of all groups
+    above it, whose limits apply, too. They need not exist: in a container, the path may be the path on the
+    host, of which only the top folder exists, the container's own group. Raises OSError if the system has no
+    control groups, ValueError if their format is not known."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        # Only version 2 names no controllers; it is mounted in a subfolder if version 1 is also mounted.
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        for mount in (controller, controllers) if controllers else ("", "unified"):
+            top = root / "sys/fs/cgroup" / mount
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents):
+                yield folder
+                if folder == top:
+                    break
 
 
 def openmp_settings(environment: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:

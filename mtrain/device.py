@@ -169,11 +169,6 @@ def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
         optimizer.step()
 
 
-def has_fused_optimizers(device: torch.device) -> bool:
-    """Whether the fused optimizers of a device are known to skip steps; see `step_unless`."""
-    return device.type in ("cpu", "cuda")
-
-
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the default random generators of the CPU and of a device, by kind of device."""
     states = {"cpu": torch.get_rng_state()}

@@ -30,8 +30,8 @@ class Plan:
 class TrainState:
     """The progress of training. Together with weights and optimizer, it is all that resuming requires.
 
-    During training, the fields from `loss_scale` on have the values of the checkpoint that the run was
-    resumed from; `Saver` brings them up to date in what it saves.
+    During training, the fields from `loss_scale` on, except the numbers of skipped steps, have the values of
+    the checkpoint that the run was resumed from; `Saver` brings them up to date in what it saves.
     """
 
     step: int = 0  # optimizer steps taken
@@ -47,12 +47,12 @@ class TrainState:
     validations_without_improvement: int = 0
     best_step: int | None = None
     best_metric: str | None = None  # that has selected this step; None in states of earlier versions
-    best_score: float | None = None  # of training.best_metric, or of the metric that its `auto` has chosen
+    best_score: float | None = None  # instead of `best_scores` in states of earlier versions
     best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
     best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
     lowest_nll: float | None = None  # of all validations, rounded
-    initial_score: float | None = None  # of training.init_from
-    initial_scores: dict[str, float] = field(default_factory=dict)
+    initial_score: float | None = None  # instead of `initial_scores` in states of earlier versions
+    initial_scores: dict[str, float] = field(default_factory=dict)  # of training.init_from
     data_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
     validation_fingerprint: str = ""  # see Validator.fingerprint

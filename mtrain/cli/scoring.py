@@ -1,6 +1,7 @@
 """`mtrain score`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -75,51 +76,35 @@ def score(
         raise UsageError(f"--classifier and {given[0]} exclude each other")
     require_writable(output, inputs)
     settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
-    if classifier:
-        _classify(model, device, settings, inputs, output, quotes)
-        return
-    from mtrain.decoding.scoring.score import score_lines, score_pairs
+    from mtrain.decoding.scoring.score import filter_scores, score_pairs, with_column
     from mtrain.progress_bar import ProgressBar
 
-    translator = load_translator(model, device, settings, ensemble).between(from_, to)
-    other = None
-    if reverse is not None:
-        source_lang, target_lang = translator.direction
-        other = load_translator(reverse, device, settings).between(target_lang, source_lang)
+    numbers: Callable[..., Iterator[float]]
+    if classifier:
+        from mtrain.checkpoint.model_folder import load_classifier
+        from mtrain.decoding.scoring.classify import classify_pairs
+        from mtrain.device import let_cuda_memory_grow, resolve_device
+
+        let_cuda_memory_grow()
+        numbers = partial(classify_pairs, load_classifier(model, settings), resolve_device(device))
+    else:
+        translator = load_translator(model, device, settings, ensemble).between(from_, to)
+        other = None
+        if reverse is not None:
+            source_lang, target_lang = translator.direction
+            other = load_translator(reverse, device, settings).between(target_lang, source_lang)
+        numbers = partial(filter_scores, translator, other)
     count = count_lines(inputs[0])
-    total = None if count is None else count * (1 if other is None else 2)  # each model scores each pair
+    total = None if count is None else count * (1 if reverse is None else 2)  # each model scores each pair
     with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:
         if tsv is not None:
-            lines = terminal.read_lines(tsv)
-            out.writelines(score_lines(translator, other, lines, str(tsv), progress.add, quotes))
-            return
-        for scored in score_pairs(translator, _read_pairs(inputs), progress.add):
-            out.write(scored.as_json() if json_ else scored.line())
-
-
-def _classify(
-    model: Path, device: str, settings: list[str], inputs: Sequence[Path], output: Path | None, quotes: bool
-) -> None:
-    """Print the probability that each pair is good; with one input, a TSV file, as a further column."""
-    from mtrain.checkpoint.model_folder import load_classifier
-    from mtrain.decoding.scoring.classify import classify_pairs
-    from mtrain.decoding.scoring.score import with_column
-    from mtrain.device import let_cuda_memory_grow, resolve_device
-    from mtrain.progress_bar import ProgressBar
-
-    let_cuda_memory_grow()
-    loaded, place = load_classifier(model, settings), resolve_device(device)
-    count, is_shown = count_lines(inputs[0]), is_on_screen(output)
-    with ProgressBar("scored", "pairs", count, is_shown) as progress, open_output(output) as out:
-
-        def probabilities(pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
-            return classify_pairs(loaded, place, pairs, progress.add)
-
-        if len(inputs) == 1:
-            lines = terminal.read_lines(inputs[0])
-            out.writelines(with_column(lines, str(inputs[0]), probabilities, quotes))
+            values = partial(numbers, progress=progress.add)
+            out.writelines(with_column(terminal.read_lines(tsv), str(tsv), values, quotes))
+        elif classifier:
+            out.writelines(f"{value:.6f}\n" for value in numbers(_read_pairs(inputs), progress.add))
         else:
-            out.writelines(f"{value:.6f}\n" for value in probabilities(_read_pairs(inputs)))
+            for scored in score_pairs(translator, _read_pairs(inputs), progress.add):
+                out.write(scored.as_json() if json_ else scored.line())
 
 
 def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) -> list[Path]:

@@ -13,6 +13,8 @@ from mtrain.config.yaml_io import read_document
 from mtrain.errors import UsageError
 from mtrain.paths import expand_home
 
+_Layer = tuple[Path, yaml.Node | None]  # a file of a chain of configs, and a node in it
+
 
 class ConfigFile(NamedTuple):
     """One file of a chain of configs: its values without `extends`, and its syntax tree."""
@@ -85,7 +87,7 @@ def find_origin(keys: Keys, files: Sequence[ConfigFile], overrides: Sequence[str
                 return "--set"
             changed = changed or name == given[: len(name)]
     path, line = files[0].path, ""
-    layers: list[tuple[Path, yaml.Node | None]] = [(file.path, file.root) for file in files]
+    layers: list[_Layer] = [(file.path, file.root) for file in files]
     for depth, key in enumerate(keys):
         if isinstance(key, int) and isinstance(layers[0][1], yaml.MappingNode):
             continue
@@ -93,17 +95,15 @@ def find_origin(keys: Keys, files: Sequence[ConfigFile], overrides: Sequence[str
         if not entries:
             break
         path, line = entries[0][0], f":{entries[0][1].start_mark.line + 1}"
-        below: list[tuple[Path, yaml.Node | None]] = [(path, node) for path, _, node in entries]
+        below: list[_Layer] = [(path, node) for path, _, node in entries]
         key_path = tuple(name for name in keys[: depth + 1] if isinstance(name, str))
         layers = _layers_that_are_merged(below, key_path) or below[:1]
     return str(path) if changed else f"{path}{line}"
 
 
-def _layers_that_are_merged(
-    layers: Sequence[tuple[Path, yaml.Node | None]], key_path: tuple[Any, ...]
-) -> list[tuple[Path, yaml.Node | None]]:
+def _layers_that_are_merged(layers: Sequence[_Layer], key_path: tuple[Any, ...]) -> list[_Layer]:
     """The layers at the keys `key_path`, newest first, up to the one that replaces those below it."""
-    merged: list[tuple[Path, yaml.Node | None]] = []
+    merged: list[_Layer] = []
     kinds: set[str] = set()
     for path, node in layers:
         if not isinstance(node, yaml.MappingNode):

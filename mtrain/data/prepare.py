@@ -105,7 +105,12 @@ def prepare_data(
     scanner = scanner or make_scanner(data, folder, seed)
     if folder.unusable:
         log.warning("%s; encoding the corpus again", folder.unusable)
-    inputs = _choose_inputs(data, tokenizer, folder, scanner)
+    inputs = Inputs(describe_settings(data, tokenizer, scanner.seed), scanner.files.content_hashes)
+    if folder.inputs is not None:
+        if folder.shared:
+            require_same_inputs(folder.path, folder.inputs, inputs)
+        if folder.shared or differ_only_in_paths(folder.inputs, inputs):
+            inputs = folder.inputs
     if trained_on not in (None, inputs.fingerprint):
         raise ModelError(
             f"{folder.path}: the corpus or the tokenizer changed since the checkpoints of this run were "
@@ -155,20 +160,6 @@ def open_data(
         raise ModelError(f"{contents.problem}; {_SAME_FILES}")
     verified = buckets if verify else range(folder.summary["buckets"])
     return _as_prepared_data(contents, verified, data, tokenizer, folder, seed)
-
-
-def _choose_inputs(
-    data: DataConfig, tokenizer: Tokenizer, folder: DataFolder, scanner: CorpusScanner
-) -> Inputs:
-    """The inputs of a run; the inputs of the folder if it can be used for the run."""
-    settings = describe_settings(data, tokenizer, scanner.seed)
-    inputs = Inputs(settings, scanner.files.content_hashes)
-    if folder.inputs is None:
-        return inputs
-    if folder.shared:
-        require_same_inputs(folder.path, folder.inputs, inputs)
-        return folder.inputs
-    return folder.inputs if differ_only_in_paths(folder.inputs, inputs) else inputs
 
 
 def _as_prepared_data(

@@ -96,7 +96,7 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     alignments: Iterator[Alignment | None] = repeat(None)
     if task.alignments:
-        alignments = iter(_align(ensemble, config.alignment_layer, parts, found, decoded))
+        alignments = iter(_align(ensemble, task, found, decoded))
     remaining = iter(decoded)
 
     def translation(h: Hypothesis) -> Translation:
@@ -152,21 +152,19 @@ def _weights_are_finite(models: Models) -> bool:
 
 
 def _align(
-    ensemble: DecodingEnsemble,
-    layer: int | None,
-    parts: Sequence[Part],
-    found: list[list[Hypothesis]],
-    decoded: Sequence[str],
+    ensemble: DecodingEnsemble, task: DecodingTask, found: list[list[Hypothesis]], decoded: Sequence[str]
 ) -> list[Alignment]:
     """Word alignments of all hypotheses, from the attention of forced decoding. `decoded` are their texts."""
     most, tokenizer = max(map(len, found)), ensemble.tokenizer
     filled = [[*hypotheses, *[hypotheses[0]] * (most - len(hypotheses))] for hypotheses in found]
     rows = [h.ids or [tokenizer.special.eos] for hypotheses in filled for h in hypotheses]
     targets = padded(rows, tokenizer.special.pad, ensemble.device)[0]
-    weights = cross_attention(ensemble.models, *_sources(ensemble, parts), targets, layer)
+    weights = cross_attention(
+        ensemble.models, *_sources(ensemble, task.parts), targets, task.config.alignment_layer
+    )
     attention = weights.float().cpu().numpy()  # (B * most, T, S)
     texts, aligned = iter(decoded), []
-    for row, (part, hypotheses) in enumerate(zip(parts, found, strict=True)):
+    for row, (part, hypotheses) in enumerate(zip(task.parts, found, strict=True)):
         for k, h in enumerate(hypotheses):
             words = words_at(next(texts), tokenizer.target.decoded_positions(h.ids))
             aligned.append(align(attention[row * most + k], part.words, words))

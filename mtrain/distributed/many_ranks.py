@@ -181,7 +181,8 @@ class ManyRanks(Ranks):
             if not is_recoverable(error):
                 raise
             own = error
-        failures = self.gather(None if own is None else _describe_error(own))
+        code = getattr(own, "exit_code", None)
+        failures = self.gather(None if own is None else {"error": str(own), "code": code})
         for rank, failure in enumerate(failures):
             if failure is None:
                 continue
@@ -208,11 +209,6 @@ def _identify_gpu(device: torch.device, host: str) -> str | None:
     if device.type != "cuda":
         return None
     return f"{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)} on {host}"
-
-
-def _describe_error(error: Exception) -> JsonValue:
-    """What `_rebuild_error` needs."""
-    return {"error": str(error), "code": getattr(error, "exit_code", None)}
 
 
 def _rebuild_error(rank: int, failure: JsonValue) -> Exception:

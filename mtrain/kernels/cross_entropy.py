@@ -43,20 +43,14 @@ def chunk_rows(device_type: str, vocab_size: int, max_logits: int | None = None)
 
 
 def projected_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    smoothing: float = 0.0,
-    r_drop: float = 0.0,
-    max_logits: int | None = None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, r_drop: float = 0.0
 ) -> LossSums:
     """The loss and the negative log-likelihood of labels (rows).
 
     The logits are hidden (rows, E) projected by weight (V, E) and bias (V). Rows with the label IGNORE do not
     contribute. The result equals `F.cross_entropy(F.linear(hidden, weight, bias), labels,
-    label_smoothing=smoothing, reduction="sum")`, but only `max_logits` logits exist at a time, because their
-    gradient is computed in the forward pass. Label smoothing distributes its mass over all of V (Szegedy et
+    label_smoothing=smoothing, reduction="sum")`, but only some logits exist at a time, because their gradient
+    is computed in the forward pass. Label smoothing distributes its mass over all of V (Szegedy et
     al. 2016, section 7; Vaswani et al. 2017, section 5.4).
 
     `r_drop` is alpha of R-Drop (Liang et al., "R-Drop: Regularized Dropout for Neural Networks", 2021). Rows
@@ -70,7 +64,7 @@ def projected_cross_entropy(
     """
     dtype = product_dtype(hidden)
     if not r_drop and suits_kernels(hidden):
-        rows = chunk_rows("cuda", weight.size(0), max_logits or _MAX_LOGIT_BYTES // dtype.itemsize)
+        rows = chunk_rows("cuda", weight.size(0), _MAX_LOGIT_BYTES // dtype.itemsize)
         inputs = hidden, weight, bias, labels, IGNORE, smoothing, dtype, rows
         fused: tuple[Tensor, Tensor] | None
         with without_autocast(hidden):
@@ -80,7 +74,7 @@ def projected_cross_entropy(
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
-    rows = chunk_rows(hidden.device.type, weight.size(0), max_logits)
+    rows = chunk_rows(hidden.device.type, weight.size(0))
     with without_autocast(hidden):  # it would compute the softmax in fp32
         settings = smoothing, r_drop, dtype, with_grad, rows
         return LossSums(*_ProjectedCrossEntropy.apply(hidden, weight, bias, labels, settings))  # type: ignore[no-untyped-call]

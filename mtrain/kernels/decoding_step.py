@@ -9,6 +9,7 @@ P source tokens of all sentences, H heads, D head width, E = H*D, V vocabulary s
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -156,25 +157,19 @@ def best_continuations(
 
 
 def append_tokens(
-    gained: Tensor,
-    chosen: Tensor,
-    last: Tensor,
-    tokens: Tensor,
-    log_probs: Tensor,
-    unfinished: Tensor,
-    limits: Tensor,
-    position: Tensor,
-    eos_id: int,
+    gained: Tensor, chosen: Tensor, state: Sequence[Tensor], limits: Tensor, position: Tensor, eos_id: int
 ) -> None:
-    """Append the chosen tokens (N) to all rows, and add the log-probabilities `gained` (N) to those (B, K) of
-    the unfinished ones, in place.
+    """Append the chosen tokens (N) to all rows, and add the log-probabilities `gained` (N) to those of the
+    unfinished ones. The `state` of the rows, which changes in place, consists of:
 
-    The tokens become `last` (B, K), and those at `position` (1) of `tokens` (B, K, T). Rows that end with EOS
-    or reach the maximum length `limits` (B) are no longer `unfinished` (B, K).
+        last        (B, K) becomes the tokens
+        tokens      (B, K, T) gets them at `position` (1)
+        log_probs   (B, K)
+        unfinished  (B, K) becomes False in rows that end with EOS or reach the maximum length `limits` (B)
     """
-    state = last, tokens, log_probs, unfinished, limits, position
-    sizes = gained.dtype, log_probs.dtype
-    if attempt("next_tokens.append_tokens", sizes, gained, chosen, *state, eos_id) is not None:
+    last, tokens, log_probs, unfinished = state
+    sizes, others = (gained.dtype, log_probs.dtype), (*state, limits, position, eos_id)
+    if attempt("next_tokens.append_tokens", sizes, gained, chosen, *others) is not None:
         return
     last.copy_(chosen.view_as(last))
     tokens.index_copy_(2, position, last[:, :, None])

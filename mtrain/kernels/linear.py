@@ -23,25 +23,15 @@ class PackedLinear:
     """x W^T + b, computed with copies of a weight (out, in) and a bias (out) in `dtype`. With `relu`, it is
     relu(x W^T + b) of x (N, in).
 
-    The first call makes the copies; later changes of the originals do not affect them. With `stays_low`,
-    results stay in `dtype`, which makes the following operations faster, too; otherwise `linear` casts them
-    to the type of the input.
+    The first call makes the copies; later changes of the originals do not affect them.
 
     On a CPU the result for a row does not depend on the other rows, as long as there are at least four.
     """
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        stays_low: bool = False,
-        relu: bool = False,
-    ):
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool = False):
         self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
         self.dtype = dtype
-        self.stays_low = stays_low
         self.relu = relu
         self._slices: dict[tuple[int, int | None], PackedLinear] = {}
 
@@ -49,13 +39,18 @@ class PackedLinear:
         """The same map for the output features from `start` to `end` only."""
         if (start, end) not in self._slices:
             bias = None if self.bias is None else self.bias[start:end]
-            part = PackedLinear(self.weight[start:end], bias, self.dtype, self.stays_low)
-            self._slices[start, end] = part
+            self._slices[start, end] = PackedLinear(self.weight[start:end], bias, self.dtype)
         return self._slices[start, end]
 
     def with_relu(self) -> "PackedLinear":
         """The same map, followed by relu."""
-        return PackedLinear(self.weight, self.bias, self.dtype, self.stays_low, relu=True)
+        return PackedLinear(self.weight, self.bias, self.dtype, relu=True)
+
+    @property
+    def stays_low(self) -> bool:
+        """Whether results stay in `dtype`, which makes the following operations faster, too. Otherwise
+        `linear` casts them to the type of the input."""
+        return self.weight.is_cuda
 
     @cached_property
     def _product(self) -> Callable[[Tensor], Tensor]:
@@ -68,19 +63,15 @@ class PackedLinear:
         return self._product(x)
 
 
-def pack(
-    weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, stays_low: bool | None = None
-) -> PackedLinear | None:
+def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> PackedLinear | None:
     """A PackedLinear in `dtype` if that takes less time than the original: for large weights, and for all on
-    CUDA devices or if results stay in low precision, which is the default there.
+    CUDA devices.
 
     Otherwise None, or, if the original would round few rows in another way than many, a PackedLinear in the
     type of the weight.
     """
-    if stays_low is None:
-        stays_low = weight.is_cuda
-    if dtype is not None and (stays_low or weight.is_cuda or weight.numel() >= MIN_WEIGHT_ELEMENTS):
-        return PackedLinear(weight, bias, dtype, stays_low)
+    if dtype is not None and (weight.is_cuda or weight.numel() >= MIN_WEIGHT_ELEMENTS):
+        return PackedLinear(weight, bias, dtype)
     outputs, inputs = weight.shape
     # Cross-attention multiplies by two slices of its projection: for queries, and for keys and values.
     sizes = [outputs, inputs, 2 * inputs] if outputs == 3 * inputs else [outputs]

@@ -47,12 +47,7 @@ class _MixedLinear(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 found[1] = product_fp32(rows.t(), x.flatten(0, -2))
             if ctx.needs_input_grad[2]:
-                found[2] = _sum_over_tokens(rows)
+                total = attempt("mixed_linear.sum_over_tokens", (rows.dtype,), rows, in_backward=True)
+                found[2] = rows.sum(0, dtype=torch.float32) if total is None else total
         pairs = zip(found, ctx.dtypes, strict=True)
         return (*[None if grad is None else grad.to(dtype) for grad, dtype in pairs], None)
-
-
-def _sum_over_tokens(x: Tensor) -> Tensor:
-    """The sum (O) of x (P, O), in fp32."""
-    total: Tensor | None = attempt("mixed_linear.sum_over_tokens", (x.dtype,), x, in_backward=True)
-    return x.sum(0, dtype=torch.float32) if total is None else total

@@ -83,7 +83,14 @@ class DecodingTransformer:
         x = model.embed(last, Padded(len(last), 1), embedding, positions)
         for layer, layer_cache in zip(model.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer_step(layer, x, layer_cache, position, past_keep_bias, cache.source_keep_bias)
+            h, x = layer.self_attention_residual.before(x)
+            h = self_attention_step(layer.self_attention, h, layer_cache, position, past_keep_bias)
+            x = layer.self_attention_residual.after(x, h)
+            h, x = layer.cross_attention_residual.before(x)
+            h = cross_attention_step(layer.cross_attention, h, layer_cache, cache.source_keep_bias)
+            x = layer.cross_attention_residual.after(x, h)
+            h, x = layer.feed_forward_residual.before(x)
+            x = layer.feed_forward_residual.after(x, layer.feed_forward(h))
         return model.decoder_norm(x)  # type: ignore[no-any-return]
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -111,27 +118,7 @@ class DecodingTransformer:
 Models = Sequence[DecodingTransformer]  # one, or an ensemble
 
 
-# -------------------------------------------------------------------------------------- a step of the decoder
-
-
-def layer_step(
-    layer: DecoderLayer,
-    x: Tensor,
-    cache: LayerCache,
-    position: int,
-    past_keep_bias: Tensor | None,
-    source_keep_bias: Tensor | None,
-) -> Tensor:
-    """The output (N, E) of a decoder layer for x (N, E) at one position. For the biases see
-    `KeyValueCache`."""
-    h, x = layer.self_attention_residual.before(x)
-    h = self_attention_step(layer.self_attention, h, cache, position, past_keep_bias)
-    x = layer.self_attention_residual.after(x, h)
-    h, x = layer.cross_attention_residual.before(x)
-    h = cross_attention_step(layer.cross_attention, h, cache, source_keep_bias)
-    x = layer.cross_attention_residual.after(x, h)
-    h, x = layer.feed_forward_residual.before(x)
-    return layer.feed_forward_residual.after(x, layer.feed_forward(h))
+# ------------------------------------------------------------------------------------ attention of a step
 
 
 def self_attention_step(

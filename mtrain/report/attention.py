@@ -74,16 +74,14 @@ def attention_maps(
         targets, _ = padded([target_ids], special.pad, translator.device)
         weights = all_attention(model, batch, keep, targets)
         percent = {
-            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(weights, kind)]
+            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in weights[kind]]
             for kind in KINDS
         }
         last, layer = model.config.decoder_layers - 1, translator.decoding.alignment_layer
         best = last if layer is None else min(layer, last)
         is_cut = max(len(source), len(target)) > longest
-        source_tokens, target_tokens = (
-            _pieces(tokenizer.source, source_ids),
-            _pieces(tokenizer.target, target_ids),
-        )
+        source_tokens = _pieces(tokenizer.source, source_ids)
+        target_tokens = _pieces(tokenizer.target, target_ids)
         maps.append(AttentionMap(source_tokens, target_tokens, percent, is_cut, best))
     return maps
 

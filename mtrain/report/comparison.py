@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.evaluation.compare import MetricComparison, PairedScore
+from mtrain.evaluation.evaluate import TestSet
 from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report.page import html_differences, html_labeled, html_page, html_radios, html_table
 
@@ -17,9 +18,7 @@ SentenceScores = dict[str, list[float]]  # of each sentence, by metric
 class ComparedSet(NamedTuple):
     """A test set with the translations and scores of each system. The first system is the baseline."""
 
-    name: str
-    sources: Sequence[str]  # none if they are unknown
-    references: Sequence[Sequence[str]]
+    test: TestSet
     systems: dict[str, list[str]]
     comparisons: Sequence[MetricComparison]
     sentences: dict[str, SentenceScores]  # by system
@@ -32,7 +31,9 @@ def comparison_page(sets: Sequence[ComparedSet]) -> str:
     sets = [_renamed(each, shown) for each in sets]
     baseline, *others = sets[0].systems
     title = f"{', '.join(others)} compared with {baseline}"
-    links = "".join(f'<li><a href="#set-{n}">{escape(each.name)}</a></li>' for n, each in enumerate(sets))
+    links = "".join(
+        f'<li><a href="#set-{n}">{escape(each.test.name)}</a></li>' for n, each in enumerate(sets)
+    )
     contents = f'<nav aria-label="Test sets"><ul>{links}</ul></nav>' if len(sets) > 1 else ""
     parts = "\n".join("\n".join(_parts_of_set(each, n)) for n, each in enumerate(sets))
     head = f"<header><h1>{escape(title)}</h1>{contents}</header>"
@@ -49,29 +50,29 @@ def _without_common_folder(names: Sequence[str]) -> dict[str, str]:
     return {name: name.removeprefix(prefix) for name in names}
 
 
-def _renamed(test: ComparedSet, shown: dict[str, str]) -> ComparedSet:
+def _renamed(compared: ComparedSet, shown: dict[str, str]) -> ComparedSet:
     comparisons = [
         each._replace(scores=[score._replace(system=shown[score.system]) for score in each.scores])
-        for each in test.comparisons
+        for each in compared.comparisons
     ]
-    return test._replace(
-        systems={shown[name]: lines for name, lines in test.systems.items()},
+    return compared._replace(
+        systems={shown[name]: lines for name, lines in compared.systems.items()},
         comparisons=comparisons,
-        sentences={shown[name]: scores for name, scores in test.sentences.items()},
+        sentences={shown[name]: scores for name, scores in compared.sentences.items()},
     )
 
 
-def _parts_of_set(test: ComparedSet, number: int) -> Iterator[str]:
-    baseline, *others = test.systems
+def _parts_of_set(compared: ComparedSet, number: int) -> Iterator[str]:
+    test, (baseline, *others) = compared.test, compared.systems
     yield f'<h2 id="set-{number}"><bdi>{escape(test.name)}</bdi> ({len(test.references[0])} sentences)</h2>'
-    for comparison in test.comparisons:
+    for comparison in compared.comparisons:
         yield _score_table(comparison)
     yield (
         '<p class="muted">The baseline is the first system. * p &lt; 0.05: a difference from the baseline is '
         "unlikely to be due to chance, by paired bootstrap resampling or approximate randomization.</p>"
     )
     for index, system in enumerate(others):
-        yield "\n".join(_sentences_of(test, baseline, system, f"{number}-{index}"))
+        yield "\n".join(_sentences_of(compared, baseline, system, f"{number}-{index}"))
 
 
 def _score_table(comparison: MetricComparison) -> str:
@@ -96,14 +97,14 @@ def _score_table(comparison: MetricComparison) -> str:
     return html_table(title, columns, rows) + f'<p class="muted">{signature}</p>'
 
 
-def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> Iterator[str]:
+def _sentences_of(compared: ComparedSet, baseline: str, system: str, key: str) -> Iterator[str]:
     """A list of sentences by descending difference."""
-    metric = next(iter(test.sentences[system]))
+    metric = next(iter(compared.sentences[system]))
     sign = -1 if metric == "ter" else 1
-    before, after = (test.sentences[name][metric] for name in (baseline, system))
+    before, after = (compared.sentences[name][metric] for name in (baseline, system))
     gains = [sign * (new - old) for old, new in zip(before, after, strict=True)]
     order = sorted(range(len(gains)), key=lambda row: -abs(gains[row]))
-    different = [row for row in order if test.systems[baseline][row] != test.systems[system][row]]
+    different = [row for row in order if compared.systems[baseline][row] != compared.systems[system][row]]
     shown = different[:SHOWN]
     better, worse = (sum(flag * gain > 0 for gain in gains) for flag in (1, -1))
     counts = f"{better} sentences score better than with {baseline}, and {worse} worse"
@@ -121,11 +122,12 @@ def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> It
     choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}
     yield html_radios("Show", f"show-{key}", choices, "all")
     for row in shown:
-        yield _sentence(test, (baseline, system), row, metric, gains[row])
+        yield _sentence(compared, (baseline, system), row, metric, gains[row])
     yield "</section>"
 
 
-def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:
+def _sentence(compared: ComparedSet, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:
+    test = compared.test
     kind = "better" if gain > 0 else "worse" if gain < 0 else "same"
     difference = f"{TITLES[metric]} {gain:+.{_digits(metric)}f}"
     if metric == "ter":
@@ -137,9 +139,9 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
         for n, lines in enumerate(test.references, 1)
         if n == 1 or lines[row].strip()
     ]
-    before, after = (test.systems[name][row] for name in systems)
+    before, after = (compared.systems[name][row] for name in systems)
     marked = [html_differences(before, after, "del"), html_differences(after, before, "ins")]
-    labels = [f"{name}: {_scores(test.sentences[name], row)}" for name in systems]
+    labels = [f"{name}: {_scores(compared.sentences[name], row)}" for name in systems]
     pair = "".join(
         f"<div>{html_labeled(label, text, html=html or '(empty)')}</div>"
         for label, text, html in zip(labels, (before, after), marked, strict=True)

@@ -164,22 +164,17 @@ def _draw_models(
 ) -> Iterator[_Drawn]:
     """What is drawn of each translation model that can be loaded."""
     for number, run in enumerate(runs):
-        if (run.folder / "model").is_dir() and not run.is_classifier:
-            try:
-                yield _draw(run, number, sentences, device, overrides)
-            except ModelError as error:
-                log.warning("%s; the report lacks its attention and positions", error)
-                run.missing.append("attention and positions of the model, which is damaged")
-
-
-def _draw(
-    run: RunRecords, number: int, sentences: Sequence[str], device: str, overrides: Sequence[str]
-) -> _Drawn:
-    with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
-        chosen, model = list(sentences) or _short(run), translator.models[0].transformer
-        translations = [found.text for found in translator.translate(chosen, scored=False)]
-        maps = html_attention(translator, chosen, translations, f"run-{number}", "h3")
-        return _Drawn(number, run.name, maps, html_positions(model), position_similarity(model))
+        if not (run.folder / "model").is_dir() or run.is_classifier:
+            continue
+        try:
+            with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
+                chosen, model = list(sentences) or _short(run), translator.models[0].transformer
+                translations = [found.text for found in translator.translate(chosen, scored=False)]
+                maps = html_attention(translator, chosen, translations, f"run-{number}", "h3")
+                yield _Drawn(number, run.name, maps, html_positions(model), position_similarity(model))
+        except ModelError as error:
+            log.warning("%s; the report lacks its attention and positions", error)
+            run.missing.append("attention and positions of the model, which is damaged")
 
 
 def _short(run: RunRecords) -> list[str]:

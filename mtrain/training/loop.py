@@ -132,7 +132,7 @@ def _load(trainer: Trainer, steps: Iterator[StepInput]) -> StepInput:
         _save_alone(trainer)
         raise
     finally:
-        trainer.progress.add_waiting(time.perf_counter() - start)
+        trainer.progress.sums["data_seconds"] += time.perf_counter() - start
 
 
 def _record_step(trainer: Trainer) -> str | None:

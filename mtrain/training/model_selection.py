@@ -52,16 +52,17 @@ class ModelSelection:
         leading, reason = self.validator.leading_metric, self.validator.reason
         why = f": {reason}" if reason else ""
         configured = run.config.training.best_metric
-        self.recorded_metric = leading if configured == "auto" else configured
         self.least_bleu = LOW_BLEU if configured == "auto" else 0.0  # for `is_better`
         if leading == "bleu" and self.least_bleu:
             why = f"; chrF does while the BLEU is below {LOW_BLEU:g}"
         log.info("%s selects the best model%s", TITLES.get(leading, leading), why)
-        # Earlier versions recorded one score, with the sign of `_value_of`.
+        # Earlier versions recorded one score, of this metric; that of nll was negative.
+        recorded = leading if configured == "auto" else configured
         if state.best_score is not None:
-            state.best_scores.setdefault(self.recorded_metric, abs(state.best_score))
+            state.best_scores.setdefault(recorded, abs(state.best_score))
         if state.initial_score is not None:
-            state.initial_scores.setdefault(self.recorded_metric, abs(state.initial_score))
+            state.initial_scores.setdefault(recorded, abs(state.initial_score))
+        state.best_score = state.initial_score = None
 
     def validate(self, saved: Callable[[], bool], last: bool = False) -> None:
         """Validate the weights or their average, if a validation is due, and publish the best weights so far.
@@ -102,12 +103,9 @@ class ModelSelection:
                 scores = self.scores_of(model)
             self.state.seconds += self.progress.elapsed()
             if scores is not None:
-                value = self._value_of(scores)
-                self.state.initial_score = value if math.isfinite(value) else None
                 self.state.initial_scores = comparable(scores)
                 log.info("initial model: %s", scores.describe()[0])
-            initial = [self.state.initial_score, self.state.initial_scores]
-            self.state.initial_score, self.state.initial_scores = self.ranks.broadcast(initial)
+            self.state.initial_scores = self.ranks.broadcast(self.state.initial_scores)
             self.failures = 0
 
     def review(self) -> None:
@@ -212,7 +210,7 @@ class ModelSelection:
         if is_best:
             outcome.best_step, outcome.best_alignment_layer = state.step, layer
             outcome.best_metric = "chrf" if compared.get("bleu", LOW_BLEU) < self.least_bleu else leading
-            outcome.best_score, outcome.best_scores = self._value_of(scores), compared
+            outcome.best_scores = compared
         return outcome
 
     def _record(self, scores: Scores | ClassifierScores, outcome: TrainState, saved: bool) -> None:
@@ -238,12 +236,6 @@ class ModelSelection:
         if self.ranks.is_first:
             log.warning(message, *values)
 
-    def _value_of(self, scores: Scores | ClassifierScores) -> float:
-        """The score of the recorded metric; higher is better."""
-        metric = self.recorded_metric
-        value: float = -scores.nll if metric == "nll" else getattr(scores, metric)
-        return value
-
     @property
     def _another_stage_follows(self) -> bool:
         """Whether the stage of the last step is not the last one, in which alone the patience applies."""
@@ -256,8 +248,8 @@ class ModelSelection:
         """Discard the best score if the validation pairs or the search settings have changed."""
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.validation_fingerprint not in ("", fingerprint):
-            state.initial_score, state.initial_scores = None, {}
-        if state.best_score is not None and state.validation_fingerprint != fingerprint:
+            state.initial_scores = {}
+        if state.best_scores and state.validation_fingerprint != fingerprint:
             self._warn("the validation pairs or the search have changed; the best score is discarded")
             self._discard_best()
         state.validation_fingerprint = fingerprint

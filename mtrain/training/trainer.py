@@ -68,10 +68,8 @@ class Trainer:
             self.state.plan = None  # of an earlier clock, which knows nothing of the steps from now on
         else:
             self.clock = Clock(self.run_dir, training, self.state, ranks, self.allowed_steps)
-        precision, classifies = self.learner.precision, config.model.is_classifier
-        self.progress = Progress(
-            self.run_dir, self.state, self.total_steps, precision, ranks.is_first, classifies
-        )
+        precision = self.learner.precision
+        self.progress = Progress(config, self.state, self.total_steps, precision, ranks.is_first)
         self.selection = ModelSelection(run, self.state, self.progress, self.average, ranks)
         background = saves_in_background(self.learner)
         self.saver = Saver(config, self.state, self.learner, self.average, self.progress, ranks, background)

@@ -26,7 +26,6 @@ from mtrain.training import loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.loop import train, train_step
 from mtrain.training.model_selection import ModelSelection
-from mtrain.training.records.progress import Progress
 from mtrain.training.records.saver import saves_in_background
 from mtrain.training.setup.run_folder import locked_run_folder
 from mtrain.training.step.learner import StepMetrics
@@ -36,7 +35,7 @@ from tests.support.faults.file_operations import Operation, is_save, on_file_ope
 from tests.support.faults.processes import run_in_child, start, wait, wait_until
 from tests.support.faults.runs import contents_of
 from tests.support.faults.saves import Killed, fail_writes, no_space, save_in_background
-from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, with_bleu
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, make_progress, read_metrics, with_bleu
 
 
 @pytest.fixture
@@ -315,7 +314,7 @@ def test_03_one_failed_write_is_repeated_in_a_new_folder(make_config, failing, c
 
 
 def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_path, caplog):
-    progress = Progress(tmp_path, TrainState(), 10, "fp32")
+    progress = make_progress(tmp_path)
     progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     (tmp_path / "metrics.jsonl").mkdir()
     progress.log_step(1, 0.1)
@@ -327,7 +326,7 @@ def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_pa
 
 
 def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_end(tmp_path, caplog):
-    progress = Progress(tmp_path, TrainState(), 10, "fp32")
+    progress = make_progress(tmp_path)
     progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     (tmp_path / "metrics.jsonl").mkdir()
     progress.log_step(1, 0.1)
@@ -340,7 +339,7 @@ def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_en
 
 def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):
     def write() -> None:
-        progress = Progress(tmp_path, TrainState(), 10, "fp32")
+        progress = make_progress(tmp_path)
         for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
             size = progress.file.stat().st_size if progress.file.exists() else 0
             resource.setrlimit(resource.RLIMIT_FSIZE, (room or size + 20, resource.RLIM_INFINITY))
@@ -353,7 +352,7 @@ def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_pa
 
 def test_03_an_incomplete_last_line_of_metrics_is_removed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    Progress(tmp_path, TrainState(step=2), 10, "fp32").remove_later_records()
+    make_progress(tmp_path, step=2).remove_later_records()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 

@@ -10,13 +10,20 @@ import torch
 from safetensors.torch import load_file
 
 from mtrain.checkpoint import checkpoint
-from mtrain.checkpoint.state import TrainState
 from mtrain.data.epochs.packed_batch import split_batches
 from mtrain.device import step_unless
 from mtrain.errors import DivergedError
-from mtrain.training.records.progress import SPIKE_WINDOW, Progress
+from mtrain.training.records.progress import SPIKE_WINDOW
 from mtrain.training.step.learner import Learner, StepMetrics
-from tests.support.training import Poisoned, batches_of, fit_on_cpu, last_checkpoint, losses, read_metrics
+from tests.support.training import (
+    Poisoned,
+    batches_of,
+    fit_on_cpu,
+    last_checkpoint,
+    losses,
+    make_progress,
+    read_metrics,
+)
 
 
 def test_15_a_step_that_is_not_finite_changes_nothing(parts):
@@ -172,7 +179,7 @@ def test_16_weights_that_a_failed_update_may_have_changed_are_not_saved(make_con
 
 
 def test_a_spike_of_the_nll_is_logged_with_its_pairs(tmp_path, caplog):
-    progress = Progress(tmp_path, TrainState(), 200, "fp32")
+    progress = make_progress(tmp_path)
 
     def add(nll: float, rows: list[int], r_drop: float = 0.0) -> None:
         progress.state.step += 1

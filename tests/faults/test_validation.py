@@ -322,7 +322,7 @@ def assert_same_validations(whole: Path, parts: Path) -> None:
     assert scores[0] == scores[1] and losses(whole) == losses(parts) and same_weights(whole, parts)
     assert best_of(whole) == best_of(parts)
     states = [open_checkpoint(last_checkpoint(run)).state for run in (whole, parts)]
-    for key in ("best_step", "best_score", "validations_without_improvement", "step"):
+    for key in ("best_step", "best_scores", "validations_without_improvement", "step"):
         assert getattr(states[0], key) == getattr(states[1], key)
     published = [(run / "model/model.safetensors").read_bytes() for run in (whole, parts)]
     assert published[0] == published[1]

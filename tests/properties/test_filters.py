@@ -6,10 +6,11 @@ import unicodedata
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from mtrain.data.clean import clean
-from mtrain.data.pairs.duplicates import find_repeated
+from mtrain.data.pairs import duplicates
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning import scanner as scan
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -138,5 +139,8 @@ def test_repeated_keys_are_found_in_any_parts(tried):
         for row, (key, code) in enumerate(zip(keys, codes, strict=True)):
             expected += [row] if code == 0 and key in seen else []
             seen |= {key} if code == 0 else set()
-        found = find_repeated(np.array(keys, np.uint64), np.array(codes, np.uint8), part, chunk)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(duplicates, "_PART", part)
+            patch.setattr(duplicates, "_CHUNK", chunk)
+            found = [*duplicates.find_repeated(np.array(keys, np.uint64), np.array(codes, np.uint8))]
         assert sorted(row for rows in found for row in rows.tolist()) == expected

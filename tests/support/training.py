@@ -15,13 +15,16 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from mtrain.checkpoint.model_folder import load_model
+from mtrain.checkpoint.state import TrainState
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.data.epochs.loader import make_batch
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
 from mtrain.training.model_selection import ModelSelection
+from mtrain.training.records.progress import Progress
 from mtrain.training.validation.translation import Scores
+from tests.support.configs import MINIMAL
 from tests.support.encoding import prepare_data
 
 PAIRS = [
@@ -87,6 +90,12 @@ def make_config(raw_config: dict[str, Any], tmp_path: Path) -> Callable[..., Con
         return validate(Config, raw, "test")
 
     return make
+
+
+def make_progress(run_dir: Path, step: int = 0) -> Progress:
+    """The progress of a run with a minimal config."""
+    config = validate(Config, {**yaml.safe_load(MINIMAL), "run_dir": str(run_dir)}, "test")
+    return Progress(config, TrainState(step=step), 200, "fp32", is_first=True)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from mtrain.device import (
     cpu_has_bf16,
     default_worker_count,
     describe_device,
-    has_fused_optimizers,
     keep_freed_memory,
     let_cuda_memory_grow,
     limit_onednn_cache,
@@ -109,7 +108,7 @@ def test_untested_accelerators_compute_in_fp32_without_helper_processes(monkeypa
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda _: "Arc")
     device = torch.device(kind)
     assert resolve_precision(device, "auto") == resolve_precision(device, "fp32") == "fp32"
-    assert default_worker_count(device) == 1 and not has_fused_optimizers(device)
+    assert default_worker_count(device) == 1
     assert describe_device(device) == ("mps" if kind == "mps" else "xpu (Arc)")
     with pytest.raises(UsageError, match=f"precision bf16: not supported on {kind}; set it to auto or fp32"):
         resolve_precision(device, "bf16")

@@ -229,15 +229,8 @@ def _write_html(results: Sequence[_Result], path: Path) -> None:
     from mtrain.report.comparison import ComparedSet, comparison_page
 
     sets = [
-        ComparedSet(
-            name=result.evaluated.test.name,
-            sources=result.evaluated.test.sources,
-            references=result.evaluated.test.references,
-            systems=result.evaluated.systems,
-            comparisons=result.comparisons,
-            sentences=result.sentences,
-        )
-        for result in results
+        ComparedSet(each.evaluated.test, each.evaluated.systems, each.comparisons, each.sentences)
+        for each in results
     ]
     with open_output(path) as out:
         out.write(comparison_page(sets))

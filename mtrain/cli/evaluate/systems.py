@@ -74,7 +74,7 @@ def evaluate_models(
     model translates one test set after another while the report proceeds.
     """
     from mtrain.distributed.many_ranks import joined_ranks
-    from mtrain.evaluation.evaluate import translate_set, with_augmented
+    from mtrain.evaluation.evaluate import given_output, translate_set, with_augmented
 
     given: list[TestSet] = []
     tests: list[TestSet] = []
@@ -84,6 +84,15 @@ def evaluate_models(
         given = _given_test_sets(inputs, texts) if inputs.references else []
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # of the first model
+
+    def evaluated(last: "Translator") -> Iterator[Evaluated]:
+        names = [_name_of(path) for path in inputs.systems]
+        for number, test in enumerate(tests):
+            known = {name: given_output(test, lines) for name, lines in texts.items()}
+            known |= {name: of_sets[number] for name, of_sets in done.items()}
+            found = {name: known[name] if name in known else translate_set(test, last) for name in names}
+            yield Evaluated(test, found)
+
     with joined_ranks(device) as ranks:
         for path in inputs.models:
             loaded = load_translator(path, str(ranks.device), decoding_settings)
@@ -101,8 +110,7 @@ def evaluate_models(
                         _between(path, translator, test.direction or translator.direction)
                         metrics.make(test.target_lang(translator.target_lang))
                     if path == inputs.models[-1]:
-                        evaluated = _translated(inputs, tests, texts, done, translator)
-                        report_results(evaluated, translator.target_lang, metrics, outputs)
+                        report_results(evaluated(translator), translator.target_lang, metrics, outputs)
                     else:
                         done[str(path)] = [translate_set(test, translator) for test in tests]
 
@@ -126,23 +134,6 @@ def _between(path: Path, translator: "Translator", languages: tuple[str | None, 
         return translator.between(languages[0], languages[1])
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-
-
-def _translated(
-    inputs: EvaluationInputs,
-    tests: Sequence["TestSet"],
-    texts: dict[str, list[str]],
-    done: "dict[str, list[Output]]",
-    last: "Translator",
-) -> Iterator[Evaluated]:
-    from mtrain.evaluation.evaluate import given_output, translate_set
-
-    for number, test in enumerate(tests):
-        known = {name: given_output(test, lines) for name, lines in texts.items()}
-        known |= {name: outputs[number] for name, outputs in done.items()}
-        names = [_name_of(path) for path in inputs.systems]
-        outputs = {name: known[name] if name in known else translate_set(test, last) for name in names}
-        yield Evaluated(test, outputs)
 
 
 def _read_systems(inputs: EvaluationInputs) -> dict[str, list[str]]:

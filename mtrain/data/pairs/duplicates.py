@@ -55,22 +55,20 @@ class DuplicateCounter:
             self._keys = self._keys[self._keys <= self._largest()]
 
 
-def find_repeated(
-    keys: Hashes, codes: npt.NDArray[np.uint8], part: int = _PART, size: int = _CHUNK
-) -> Iterator[Indices]:
+def find_repeated(keys: Hashes, codes: npt.NDArray[np.uint8]) -> Iterator[Indices]:
     """Yield the indices of the keys that repeat an earlier one, each once, in groups. Only keys with code 0
     count; the codes at indices that were yielded may be changed.
 
-    Keys are hashes of 64 bits. The arrays may be mapped from files, which are read once for each `part` keys,
-    in chunks of `size`. Memory takes about 40 bytes for each key of a part, however often keys are repeated.
+    Keys are hashes of 64 bits. The arrays may be mapped from files, which are read once for each `_PART`
+    keys. Memory takes about 40 bytes for each key of a part, however often keys are repeated.
     """
-    parts = max(1, -(-len(keys) // part))
+    parts = max(1, -(-len(keys) // _PART))
     for i in range(parts):  # keys in the same range of hashes
         lowest, highest = (np.uint64(key) for key in (i * _SPACE // parts, (i + 1) * _SPACE // parts - 1))
         first_indices, first_keys = [np.empty(0, np.int64)], [keys[:0]]  # of the first ones in their chunks
-        for start in range(0, len(keys), size):
-            chunk = keys[start : start + size]
-            in_range = (chunk >= lowest) & (chunk <= highest) & (codes[start : start + size] == 0)
+        for start in range(0, len(keys), _CHUNK):
+            chunk = keys[start : start + _CHUNK]
+            in_range = (chunk >= lowest) & (chunk <= highest) & (codes[start : start + _CHUNK] == 0)
             indices = np.flatnonzero(in_range) + start
             found = chunk[in_range]
             is_repeat = _repeats(found)

@@ -11,7 +11,6 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from mtrain.config.sections.data import DataConfig
-from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings, count_tag_ids, segment
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -43,15 +42,12 @@ class RecordedFindings(Findings):
 _RECORD = TypeAdapter(RecordedFindings)
 
 
-def check_data(
-    data: DataConfig, tokenizer: Tokenizer | None = None, scanner: CorpusScanner | None = None
-) -> Findings:
+def check_data(data: DataConfig, tokenizer: Tokenizer | None, scanner: CorpusScanner) -> Findings:
     """Check every corpus of a config, and the tokenizer on a sample of the training pairs.
 
     `scanner` must have been made with `check`. Raises DataError if a corpus is missing or its sides differ in
     length; unreadable lines are counted, if `scanner` is not strict.
     """
-    scanner = scanner or CorpusScanner(RawFiles(data), seed=0, check=True, strict=False, for_tokenizer=False)
     scan = scanner.result
     findings = scan.findings
     assert findings is not None, "`scanner` must be made with check=True"

@@ -24,7 +24,7 @@ from mtrain.config.sections.corpora import (
     name_of,
 )
 from mtrain.data import Pair
-from mtrain.data.reading.files import files_by_pair, files_of, load_dataset, toy_pairs
+from mtrain.data.reading.files import LineCorpus, files_by_pair, files_of, load_dataset, toy_pairs
 from mtrain.data.reading.lines import Digests, LineBlocks, decode_block, is_seekable, open_blocks, read_range
 from mtrain.data.reading.records import Column, ScoredPair, split_quoted, try_pair
 from mtrain.errors import DataError
@@ -93,8 +93,7 @@ def read_blocks(
             first = end
         return
     if not isinstance(corpus, HubCorpus | ToyCorpus):
-        has_header = isinstance(corpus, TsvCorpus) and corpus.header
-        yield from _read_lines(files_by_pair(corpus), digests, size, start, by_range, has_header)
+        yield from _read_lines(corpus, digests, size, start, by_range)
         return
     records: Any = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
     if columns and {*columns} <= {*records.column_names}:  # else an error names all columns
@@ -107,14 +106,10 @@ def read_blocks(
 
 
 def _read_lines(
-    files: list[tuple[Path, ...]],
-    digests: Digests | None,
-    size: int,
-    start: RawPosition,
-    by_range: bool,
-    has_header: bool,
+    corpus: LineCorpus, digests: Digests | None, size: int, start: RawPosition, by_range: bool
 ) -> Iterator[RawBlock]:
     """Read files of lines one after another, or pairs of files."""
+    files, has_header = files_by_pair(corpus), isinstance(corpus, TsvCorpus) and corpus.header
     first, offsets = start
     # A header makes the line of a pair in its file one more than its number among the pairs of the file.
     index, skipped = 0, -has_header

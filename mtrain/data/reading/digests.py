@@ -51,11 +51,6 @@ class RawFiles:
         corpora = zip_longest(train_and_validation(self.data), self._missing)
         return [known or content_hash(corpus, self.digests) for corpus, known in corpora]
 
-    @property
-    def training_hashes(self) -> list[str]:
-        """The content hash of each training corpus."""
-        return self.content_hashes[: len(self.data.train)]
-
     def require_unchanged(self, corpora: Iterable[Corpus]) -> None:
         """Raise DataError if a file of these training or validation corpora has changed since this object was
         made, or no longer exists, so that its hash may not be the hash of the text that was read."""

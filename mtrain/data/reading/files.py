@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 TOY_FOLDER = Path(__file__).parents[1] / "toy"
 ToySplit = Literal["train", "validation", "test"]
+LineCorpus = TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus
 _WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")
 
 
@@ -75,7 +76,7 @@ def further_references(corpus: Corpus) -> list[list[Path]]:
     return [_partners(corpus.source, name) or expand(name) for name in corpus.references]
 
 
-def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus) -> list[tuple[Path, ...]]:
+def files_by_pair(corpus: LineCorpus) -> list[tuple[Path, ...]]:
     """The files of a corpus of lines; source files with their target files. They may be missing, or pipes.
     Raises DataError if a source file has no matching target file, or the reverse, or if a pattern matches
     nothing."""

@@ -106,9 +106,7 @@ def _cannot_read(path: Path, error: OSError | ValueError) -> DataError:
 class LineBlocks:
     """Cuts a file into blocks of lines, without decoding them."""
 
-    def __init__(
-        self, path: Path, stream: io.BufferedReader, lines: int = 0, offset: int = 0, records: bool = False
-    ):
+    def __init__(self, path: Path, stream: io.BufferedReader, lines: int, offset: int, records: bool):
         """`stream` has the contents of the file after the given number of lines and bytes. With `records`,
         blank lines at the end of the file do not count, as in TSV and JSONL."""
         self._path, self._stream = path, stream

@@ -102,7 +102,8 @@ class Corrupter:
         # The names of byte pieces and of tags may contain digits that are not in the text.
         others = self._unknown | self._vocabulary.symbols
         self._has_digit = [i not in others and bool(_DIGIT.search(piece)) for i, piece in enumerate(pieces)]
-        self._encode = lru_cache(20_000)(self._encode_word)  # each call of SentencePiece starts threads
+        # Each call of SentencePiece starts threads.
+        self._encode = lru_cache(20_000)(lambda word: self._vocabulary.encode([word])[0])
 
     def corrupt(self, kind: str, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
         """Corrupt a pair in one way (a key of `data.corruptions`); `other` is another pair of the corpus.
@@ -166,7 +167,8 @@ class Corrupter:
         few pairs of most corpora have any."""
         if all(map(self._contains_digit, pair)):
             return pair
-        number = self._encode(_random_number(generator))
+        digits = generator.randint(1, _MOST_DIGITS)
+        number = self._encode(str(generator.randint(10 ** (digits - 1), 10**digits - 1)))
         return self._inserted(pair[0], number, generator), self._inserted(pair[1], number, generator)
 
     def _with_other_number(self, words: list[list[int]], generator: random.Random) -> list[int] | None:
@@ -187,10 +189,6 @@ class Corrupter:
         words = self._words(ids)
         words.insert(generator.randint(0, len(words)), word)
         return _joined(words)
-
-    def _encode_word(self, text: str) -> list[int]:
-        [ids] = self._vocabulary.encode([text])
-        return ids
 
 
 def _truncated(words: list[list[int]], generator: random.Random) -> list[int] | None:
@@ -214,11 +212,6 @@ def _with_replaced_words(
 
 def _joined(parts: list[list[int]]) -> list[int]:
     return [token for part in parts for token in part]
-
-
-def _random_number(generator: random.Random) -> str:
-    digits = generator.randint(1, _MOST_DIGITS)
-    return str(generator.randint(10 ** (digits - 1), 10**digits - 1))
 
 
 def _changed_number(text: str, generator: random.Random) -> str:

@@ -45,17 +45,12 @@ class Throttle:
     is finished, no block waits.
     """
 
-    def __init__(
-        self,
-        steps: int = 0,
-        cancelled: Callable[[], bool] = never,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, steps: int = 0, cancelled: Callable[[], bool] = never):
         """`steps` is the number of steps that training takes meanwhile. If it is 0, training waits for the
         work, and no block waits. The work is no longer needed if `cancelled`, which is called from time to
         time, returns true."""
         self.steps, self._at_once = steps, steps == 0
-        self._cancelled, self._clock = cancelled, clock
+        self._cancelled = cancelled
         self._changed = threading.Condition()
         self.taken, self._last = 0, 0.0  # steps, and the time of the last one
         self._timed, self._training = 0, 0.0  # steps without a pause before them, and their total duration
@@ -65,7 +60,7 @@ class Throttle:
     def step(self) -> None:
         """Record that training has taken a step."""
         with self._changed:
-            now = self._clock()
+            now = time.monotonic()
             if self.taken and now - self._last < self._pause:
                 self._timed, self._training = self._timed + 1, self._training + now - self._last
             self.taken, self._last = self.taken + 1, now
@@ -91,10 +86,10 @@ class Throttle:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Measure how long a block takes."""
-        start = self._clock()
+        start = time.monotonic()
         yield
         with self._changed:
-            self.finished, self._seconds = self.finished + 1, self._seconds + self._clock() - start
+            self.finished, self._seconds = self.finished + 1, self._seconds + time.monotonic() - start
 
     def spread(self, blocks: int, workers: int) -> Iterator[int]:
         """Yield the numbers of the blocks, each when it may start, if `workers` of them are done at the same
@@ -112,7 +107,7 @@ class Throttle:
             return False
         if not self._timed or not self.finished:  # the speeds are not known; the first step may compile
             return False
-        if self._clock() - self._last >= self._pause:
+        if time.monotonic() - self._last >= self._pause:
             return False
         training = (self.steps - self.taken) * self._step_seconds
         work = (blocks - block) * self._seconds / self.finished / workers

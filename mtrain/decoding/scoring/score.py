@@ -65,36 +65,28 @@ def score_pairs(
         first += len(sources)
 
 
-def score_lines(
+def filter_scores(
     translator: Translator,
     reverse: Translator | None,
-    lines: Iterable[str],
-    name: str,
+    pairs: Iterable[tuple[str, str]],
     progress: Callable[[int], object] = lambda pairs: None,
-    quotes: bool = False,
-) -> Iterator[str]:
-    """Each line of a TSV file, whose first columns are source and target, with a score; see `with_column`.
+) -> Iterator[float]:
+    """A number for each (source, target) pair by which `data.filters.min_score` can filter.
 
-    The score is the mean log-probability of a token of the target. With a model of the `reverse` direction,
-    it is exp(-(|a - b| + (a + b) / 2)), in (0, 1], where a and b are the cross-entropies of the two models
-    (dual conditional cross-entropy, Junczys-Dowmunt 2018). `progress` is as in `score_pairs`, for each model,
-    and `quotes` as in `with_column`.
+    It is the mean log-probability of a token of the target. With a model of the `reverse` direction, it is
+    exp(-(|a - b| + (a + b) / 2)), in (0, 1], where a and b are the cross-entropies of the two models (dual
+    conditional cross-entropy, Junczys-Dowmunt 2018). `progress` is as in `score_pairs`, for each model.
     """
-
-    def values(pairs: Iterator[tuple[str, str]]) -> Iterator[float]:
-        if reverse is None:
-            return (scored.mean_log_prob for scored in score_pairs(translator, pairs, progress))
-        pairs, others = tee(pairs)
-        swapped = ((target, source) for source, target in others)
-        ours = score_pairs(translator, pairs, progress)
-        theirs = score_pairs(reverse, swapped, progress)
-        both = zip(ours, theirs, strict=True)
-        return (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
-
-    return with_column(lines, name, values, quotes)
+    if reverse is None:
+        return (scored.mean_log_prob for scored in score_pairs(translator, pairs, progress))
+    pairs, others = tee(pairs)
+    swapped = ((target, source) for source, target in others)
+    ours, theirs = score_pairs(translator, pairs, progress), score_pairs(reverse, swapped, progress)
+    both = zip(ours, theirs, strict=True)
+    return (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
 
 
-def with_column(lines: Iterable[str], name: str, values: ScorePairs, quotes: bool = False) -> Iterator[str]:
+def with_column(lines: Iterable[str], name: str, values: ScorePairs, quotes: bool) -> Iterator[str]:
     """Yield each line of a TSV file with one more column and a line end: what `values` returns for its first
     two columns. With `quotes`, these may be in double quotes; otherwise, a warning is logged if they seem to
     be. Blank lines at the end are no pairs, and are yielded as they are. Raises DataError, which gives the

@@ -1,7 +1,6 @@
 """Probabilities and attention of given translations. Symbols in shapes: see `mtrain.model`."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,14 +12,6 @@ from mtrain.model.incremental import DecodingTransformer, Models
 from mtrain.model.transformer import Transformer
 
 _ROWS = 1024  # positions whose logits are computed at a time, to bound memory
-
-
-class AttentionWeights(NamedTuple):
-    """Attention weights of each layer of a model. Each row sums to 1."""
-
-    encoder: list[Tensor]  # encoder self-attention, each (B, H, S, S)
-    decoder: list[Tensor]  # decoder self-attention, each (N, H, T, T)
-    cross: list[Tensor]  # decoder to encoder, each (N, H, T, S)
 
 
 @torch.inference_mode()
@@ -60,14 +51,15 @@ def layer_attention(
 @torch.inference_mode()
 def all_attention(
     model: DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
-) -> AttentionWeights:
-    """The attention weights of all layers and heads of encoder and decoder. The inputs of the decoder are
-    BOS, then all tokens of targets (N, T) but the last."""
+) -> dict[str, list[Tensor]]:
+    """The attention weights of all layers and heads: self-attention of the encoder, each (B, H, S, S), of the
+    decoder, each (N, H, T, T), and cross-attention, each (N, H, T, S). Each row sums to 1. The inputs of the
+    decoder are BOS, then all tokens of targets (N, T) but the last."""
     with recording() as maps:
         _hidden(model, source, source_keep, targets)
     layers = model.config.encoder_layers
     decoder = maps[layers:]  # of each layer: self-attention, then cross-attention
-    return AttentionWeights(maps[:layers], decoder[0::2], decoder[1::2])
+    return {"encoder": maps[:layers], "decoder": decoder[0::2], "cross": decoder[1::2]}
 
 
 def _hidden(

@@ -23,6 +23,7 @@ from mtrain.model.static_decoder import StaticDecoder
 _warn_once = cache(logging.getLogger(__name__).warning)
 Part = Literal["prologue", "step"]
 
+SHRINK_FROM = 128  # rows; a step with fewer takes about as long as one with half of them
 LOOK_EVERY = 5  # steps between looks at which sentences are finished: each waits for a copy of one step ago
 # Rows of a step times the width of the model. In larger steps, the GPU computes longer than the host needs to
 # start the operations: from about 3,000 rows of a model of width 512 on (estimated).
@@ -46,15 +47,12 @@ class Session:
     is larger than MAX_STATES_OF_GRAPH. Sources are not padded: there is a prologue for each rounded number of
     tokens, and none of more than MAX_STATES_OF_ENCODER_GRAPH is captured. When half of the sentences are
     finished, the others are moved to the beginning of the buffers, and further steps compute only these, if
-    there are at least `shrink_from` rows.
+    there are at least SHRINK_FROM rows.
     """
 
-    def __init__(
-        self, models: Models, config: DecodingConfig, shape: Shape, pool: GraphPool, shrink_from: int
-    ):
+    def __init__(self, models: Models, config: DecodingConfig, shape: Shape, pool: GraphPool):
         device, model_config = models[0].weight.device, models[0].config
         self.config, self.model_config, self.shape = config, model_config, shape
-        self.shrink_from = shrink_from
         states = shape.sentences * shape.beams * model_config.d_model
         self.pool = pool if states <= MAX_STATES_OF_GRAPH else None
         pinned = device.type == "cuda"
@@ -97,7 +95,7 @@ class Session:
                 if not len(going):
                     break
                 fewer = bucket(len(going))
-                if 2 * fewer <= sentences and sentences * self.shape.beams >= self.shrink_from:
+                if 2 * fewer <= sentences and sentences * self.shape.beams >= SHRINK_FROM:
                     ended.append((order, self._results(sentences, steps, batch.n_best)))
                     self._move(going, fewer, step + 1)
                     sentences, order = fewer, order[going]

@@ -21,7 +21,6 @@ from mtrain.model.incremental import Models
 log = logging.getLogger(__name__)
 
 _SMALLEST_SOURCE, _SMALLEST_TARGET = 16, 32  # tokens
-SHRINK_FROM = 128  # rows; a step with fewer takes about as long as one with half of them
 # Settings that no graph depends on: the inputs of a batch contain their effect, or search does not use them.
 _OF_BATCHES = {"seed", "max_length_ratio", "max_length_offset", "min_length_ratio", "min_length_offset"}
 _OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", "workers"}
@@ -35,8 +34,8 @@ class Sessions:
     waiting for the device.
     """
 
-    def __init__(self, models: Models, shrink_from: int = SHRINK_FROM):
-        self.models, self.shrink_from = models, shrink_from
+    def __init__(self, models: Models):
+        self.models = models
         self.device = device = models[0].weight.device
         memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 2**32
         self.max_bytes = memory // 4  # of idle sessions
@@ -80,9 +79,7 @@ class Sessions:
         return None
 
     def _search(self, key: tuple[Shape, str], batch: Batch, limits: Tensor) -> list[list[Hypothesis]]:
-        session = self._kept.pop(key, None) or Session(
-            self.models, batch.config, key[0], self._pool, self.shrink_from
-        )
+        session = self._kept.pop(key, None) or Session(self.models, batch.config, key[0], self._pool)
         found = session.search(batch, limits)
         self._kept[key] = session
         while len(self._kept) > 1 and sum(one.bytes for one in self._kept.values()) > self.max_bytes:

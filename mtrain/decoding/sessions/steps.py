@@ -58,7 +58,7 @@ class Greedy(NamedTuple):
                 chosen = draw(logits, noise, config)
             gained = (logits.gather(1, chosen[:, None]) - log_normalizers)[:, 0]
         state = self.last, self.tokens, self.log_probs, self.unfinished
-        append_tokens(gained, chosen, *state, inputs.limits, allowed.position, allowed.eos_id)
+        append_tokens(gained, chosen, state, inputs.limits, allowed.position, allowed.eos_id)
         _make_prefix_certain_(self.log_probs, allowed)
 
     def done(self) -> Tensor:

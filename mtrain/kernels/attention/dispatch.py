@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -98,13 +97,9 @@ def _causal(keep: Tensor | None, x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------ attention maps
 
 
-class _Recording(NamedTuple):
-    maps: list[Tensor]
-    cross_only: bool
-
-
+_Recording = tuple[list[Tensor] | None, bool]  # the maps, if any, and whether only of cross-attention
 # Of the current thread: a new thread starts without one.
-_recording: ContextVar[_Recording | None] = ContextVar("attention maps", default=None)
+_recording: ContextVar[_Recording] = ContextVar("attention maps", default=(None, False))
 
 
 @contextmanager
@@ -117,7 +112,7 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
     cross-attention only, and a step of `StaticDecoder` nothing.
     """
     maps: list[Tensor] = []
-    token = _recording.set(_Recording(maps, cross_only))
+    token = _recording.set((maps, cross_only))
     try:
         yield maps
     finally:
@@ -126,8 +121,8 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
 
 def recorder(cross: bool) -> list[Tensor] | None:
     """The list to append the weights of cross-attention or self-attention to; None if they are not wanted."""
-    current = _recording.get()
-    return None if current is None or (current.cross_only and not cross) else current.maps
+    maps, cross_only = _recording.get()
+    return None if cross_only and not cross else maps
 
 
 def weights_by_row(weights: Tensor, rows: int) -> Tensor:

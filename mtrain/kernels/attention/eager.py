@@ -74,16 +74,15 @@ class _EagerAttention(torch.autograd.Function):
         out = projected.new_empty(sentences, length, heads, width)
         _copy_by_position(torch.bmm(weights, parts[2]), out)
         ctx.save_for_backward(*parts, weights)
-        keys_values_shape = None if keys_values is None else keys_values.shape
-        ctx.shapes = heads, projected.shape, keys_values_shape, projected.dtype
+        ctx.shapes = [None if x is None else x.shape for x in (projected, keys_values)]
+        ctx.heads, ctx.dtype = heads, projected.dtype
         return out.flatten(2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, weights = ctx.saved_tensors
-        heads, projected_shape, keys_values_shape, dtype = ctx.shapes
-        scale = queries.size(-1) ** -0.5
+        heads, scale = ctx.heads, queries.size(-1) ** -0.5
         grad = grad.reshape(*grad.shape[:2], heads, queries.size(-1))
         grad = _by_head(grad, queries.size(1), queries.dtype)
         with without_autocast(grad):
@@ -93,14 +92,11 @@ class _EagerAttention(torch.autograd.Function):
             grad_scores.addcmul_(weights, grad_scores.sum(-1, keepdim=True), value=-1)
             grad_queries = _scaled_product(grad_scores, keys, scale)
             grad_keys = _scaled_product(grad_scores.transpose(1, 2), queries, scale)
-        grad_projected = grad.new_empty(projected_shape, dtype=dtype)
-        grad_keys_values = (
-            None if keys_values_shape is None else grad.new_empty(keys_values_shape, dtype=dtype)
-        )
-        by_position = split_heads(grad_projected, grad_keys_values, heads)
+        grads = [shape and grad.new_empty(shape, dtype=ctx.dtype) for shape in ctx.shapes]
+        by_position = split_heads(grads[0], grads[1], heads)
         for part, out in zip((grad_queries, grad_keys, grad_values), by_position, strict=True):
             _copy_by_position(part, out)
-        return grad_projected, grad_keys_values, None, None
+        return *grads, None, None
 
 
 def split_heads(projected: Tensor, keys_values: Tensor | None, heads: int) -> tuple[Tensor, ...]:

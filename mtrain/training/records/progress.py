@@ -13,15 +13,15 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from mtrain.checkpoint.state import TrainState
+from mtrain.config.schema import Config
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError, StorageError
 from mtrain.progress_bar import Bar
-from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.records.tensorboard import TensorBoard
 from mtrain.training.step.learner import StepMetrics
 from mtrain.training.validation.classifier import ClassifierScores
-from mtrain.training.validation.samples import remove_later_samples
+from mtrain.training.validation.samples import lines_of, remove_later_samples, step_of
 from mtrain.training.validation.translation import Scores
 
 log = logging.getLogger(__name__)
@@ -38,35 +38,28 @@ class Progress:
     """Collects the metrics of steps, and logs them. They are read one step late, so that the device need not
     wait for the host.
 
-    A resumed run continues the sums since the last line of metrics.jsonl; see `counters`.
+    A resumed run continues the sums since the last line of metrics.jsonl, which checkpoints have.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        state: TrainState,
-        total_steps: int | None,
-        precision: str,
-        is_first: bool = True,
-        classifies: bool = False,
+        self, config: Config, state: TrainState, total_steps: int | None, precision: str, is_first: bool
     ):
         """Among several ranks, only the first writes and shows progress. The loss is per target token or,
-        for a model that `classifies`, per pair. The `state` is read and not written."""
+        for a pair classifier, per pair. The `state` is read; steps that are skipped are counted in it."""
+        classifies = config.model.is_classifier
         self.unit = "nats/pair" if classifies else "nats/token"
         self.speed_unit = "pairs/s" if classifies else "target tokens/s"
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
-        self.run_dir, self.state = run_dir, state
-        self.file = run_dir / "metrics.jsonl"
+        self.run_dir, self.state = Path(config.run_dir), state
+        self.file = self.run_dir / "metrics.jsonl"
         # Since the last line of metrics.jsonl.
         self.sums: defaultdict[str, float] = defaultdict(float, state.metric_sums)
-        self.skipped_steps = state.skipped_steps
-        self.skipped_in_a_row = state.skipped_in_a_row
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # nll of single steps
-        self.tensorboard = TensorBoard(run_dir)
+        self.tensorboard = TensorBoard(self.run_dir)
         self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
 
@@ -74,12 +67,12 @@ class Progress:
         """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again. Raises
         StorageError if this fails for metrics.jsonl."""
         try:
-            if self.file.exists():
-                lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
-                write_atomically(self.file, "".join(filter(self._is_current, lines)))
-        except OSError as error:
+            lines = lines_of(self.file)
+        except StorageError as error:
             cure = "restore the file, or move it elsewhere; fit then creates a new one"
-            raise StorageError(f"{self.file}: cannot be read: {error.strerror}; {cure}") from None
+            raise StorageError(f"{error}; {cure}") from None
+        if self.file.exists():
+            write_atomically(self.file, "".join(filter(self._is_current, lines)))
         remove_later_samples(self.run_dir, self.state.step)
 
     def start(self) -> None:
@@ -94,14 +87,10 @@ class Progress:
         self.tensorboard.close()
 
     def _is_current(self, line: str) -> bool:
-        """Whether a line of metrics.jsonl is complete and not later than the current state."""
-        try:
-            record = json.loads(line) if line.endswith("\n") else {}
-            step = float(record["step"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return False
-        repeated = self.state.validation_due and step == self.state.step and "validation" in record
-        return step <= self.state.step and not repeated
+        """Whether a line of metrics.jsonl is not later than the current state."""
+        step, current = step_of(line), self.state.step
+        repeated = self.state.validation_due and step == current and "validation" in json.loads(line)
+        return step <= current and not repeated
 
     def add_step(self, metrics: StepMetrics, locate: Callable[[], list[str]]) -> None:
         """Add the metrics of a step, and read the metrics of the previous step. `locate` returns where the
@@ -109,18 +98,6 @@ class Progress:
         self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, locate))
         self.read_pending(keep=1)
         self.bar.update()
-
-    def add_waiting(self, seconds: float) -> None:
-        """Add the time that the next step has waited for its data."""
-        self.sums["data_seconds"] += seconds
-
-    def counters(self) -> dict[str, Any]:
-        """The fields of `TrainState` that this object keeps, as of the last step whose metrics were read."""
-        return {
-            "metric_sums": dict(self.sums),
-            "skipped_steps": self.skipped_steps,
-            "skipped_in_a_row": self.skipped_in_a_row,
-        }
 
     def read_pending(self, keep: int = 0) -> None:
         """Read the metrics of all but the newest `keep` steps.
@@ -133,15 +110,15 @@ class Progress:
             for name, value in (("loss", loss), ("nll", nll), ("tokens", tokens), ("steps", 1)):
                 self.sums[name] += value
             self.sums["norm"] = norm
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+            self.state.skipped_in_a_row = self.state.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
                 self._watch_for_spikes(nll / tokens, self.state.step - len(self.pending), locate)
             else:
-                self.skipped_steps += 1
+                self.state.skipped_steps += 1
                 level = logging.WARNING if self.is_first else logging.DEBUG
                 message = "step skipped: the loss or gradient is not finite (%d so far)"
-                log.log(level, message, self.skipped_steps)
-            if self.skipped_in_a_row >= self.max_nonfinite_steps:
+                log.log(level, message, self.state.skipped_steps)
+            if self.state.skipped_in_a_row >= self.max_nonfinite_steps:
                 raise DivergedError(
                     f"diverged: {self.max_nonfinite_steps} steps in a row had a non-finite loss or gradient; "
                     "start another run (--run-dir) with a lower training.learning_rate or more "
@@ -177,7 +154,7 @@ class Progress:
             target_tokens=self.state.target_tokens_seen,
             target_tokens_per_second=speed,
             data_seconds=sums.get("data_seconds", 0.0) / sums["steps"],
-            skipped_steps=self.skipped_steps,
+            skipped_steps=self.state.skipped_steps,
         )
         self.sums.clear()
         rates = [f"lr {rate:.2g}", f"{speed:,.0f} {self.speed_unit}"]

@@ -168,5 +168,5 @@ class Saver:
             fixed_shapes=self.learner.describe_shapes(),
             arithmetic=describe_arithmetic(self.learner, self.ranks, self.state.micro_batch_tokens),
             rng=describe_random_states(self.ranks.device),
-            **self.progress.counters(),
+            metric_sums=dict(self.progress.sums),
         )

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
+from mtrain.cores import control_groups
 from mtrain.data.epochs.packed_batch import AnyBatch, batch_type
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import describe_device, preserved_random_states
@@ -68,22 +69,13 @@ def _machine_limits() -> Iterator[int]:
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
     """Yield the memory limits of the process's cgroups and of all their parents."""
-    mount = root / "sys/fs/cgroup"
-    groups = [(mount, "memory.max", "/"), (mount / "memory", "memory.limit_in_bytes", "/")]
+    folders = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"]
     with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                groups.append((mount, "memory.max", path))
-            elif "memory" in controllers.split(","):
-                groups.append((mount / "memory", "memory.limit_in_bytes", path))
-    for folder, name, path in groups:
-        group = folder / path.strip("/")
-        for ancestor in (group, *group.parents):
+        folders += control_groups(root, "memory")
+    for folder in folders:
+        for name in ("memory.max", "memory.limit_in_bytes"):
             with suppress(OSError, ValueError):  # "max" means no limit
-                yield int((ancestor / name).read_text())
-            if ancestor == folder:
-                break
+                yield int((folder / name).read_text())
 
 
 def activation_bytes(learner: Learner, batch: AnyBatch) -> int:

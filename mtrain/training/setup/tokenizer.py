@@ -123,7 +123,7 @@ def _describe_text(config: Config, scanner: CorpusScanner) -> str:
         further.append({"augment": cases})
     if config.data.temperature is not None:
         further.append({"temperature": config.data.temperature})
-    return json.dumps([*scanner.files.training_hashes, *further]) + "\n"
+    return json.dumps([*scanner.files.content_hashes[: len(config.data.train)], *further]) + "\n"
 
 
 def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_vocab_size: bool) -> None:

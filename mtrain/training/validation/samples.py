@@ -34,7 +34,7 @@ def record_translations(run_dir: Path, step: int, texts: Mapping[str, Sequence[s
 
     file = run_dir / "samples.jsonl"
     try:
-        earlier = [text for text in _lines(file) if _step(text) < step]
+        earlier = [text for text in lines_of(file) if step_of(text) < step]
         write_atomically(file, "".join([*earlier, line(SAMPLES)]))
         if best:
             write_atomically(run_dir / "best_validation.json", line(BEST))
@@ -46,13 +46,13 @@ def remove_later_samples(run_dir: Path, step: int) -> None:
     """Remove the lines of samples.jsonl after `step`, from which a run is resumed. A failure is logged."""
     file = run_dir / "samples.jsonl"
     try:
-        if any(_step(line) > step for line in _lines(file)):
-            write_atomically(file, "".join(line for line in _lines(file) if _step(line) <= step))
+        if any(step_of(line) > step for line in lines_of(file)):
+            write_atomically(file, "".join(line for line in lines_of(file) if step_of(line) <= step))
     except StorageError as error:
         log.warning("%s; lines after step %d are not removed", error, step)
 
 
-def _lines(file: Path) -> list[str]:
+def lines_of(file: Path) -> list[str]:
     """The complete lines of a file. Raises StorageError if it cannot be read."""
     try:
         lines = read_lines(file) if file.exists() else ()
@@ -61,7 +61,7 @@ def _lines(file: Path) -> list[str]:
         raise StorageError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _step(line: str) -> float:
+def step_of(line: str) -> float:
     """The step of a line; infinity for one that is damaged."""
     try:
         return float(json.loads(line)["step"])

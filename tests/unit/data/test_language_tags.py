@@ -13,12 +13,12 @@ from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.mixing import weights_by_size
-from mtrain.data.preparing.check_report import check_data
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError
 from mtrain.training.setup.lengths import TrainingLengths
 from tests.support import tokenizers
+from tests.support.checking import check_data
 from tests.support.encoding import TOY, config, prepare_data, rows, text_of, write
 from tests.support.tokenizers import TYPES
 

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import unicodedata
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.scoring.score import score_pairs
 from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.kernels.linear import pack
 from mtrain.model.transformer import Transformer
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
@@ -44,7 +42,8 @@ SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 def test_low_precision_as_on_a_gpu_gives_the_same_translations(
     run_dir: Path, monkeypatch, precision, beam_size
 ) -> None:
-    monkeypatch.setattr("mtrain.model.incremental.pack", partial(pack, stays_low=True))
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.PackedLinear.stays_low", True)
     keys = [f"decoding.precision={precision}", f"decoding.beam_size={beam_size}", "decoding.workers=1"]
     low = Translator.load(run_dir, "cpu", keys)
     exact = low.with_settings(precision="fp32")

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data.preparing.check_report import check_data
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.import_model import import_model
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.vocabulary import Vocabulary
 from mtrain.training.fit import fit
+from tests.support.checking import check_data
 from tests.support.cli import one_line
 from tests.support.marian import make, sentences, write_tokenizer
 from tests.support.tokenizers import resegmented

@@ -198,8 +198,8 @@ def test_tokens_are_appended_to_all_rows_and_probabilities_to_unfinished_ones(
     expected = log_probs + torch.where(unfinished, gained.view(2, beams), 0)
     going = unfinished & (chosen.view(2, beams) == 6) & (place.integers(limits) > 3)[:, None]
     last = torch.zeros_like(tokens[:, :, 0])
-    state = last, tokens, log_probs, unfinished, place.integers(limits), place.integers([position])
-    append_tokens(gained, chosen, *state, eos_id=3)
+    state = last, tokens, log_probs, unfinished
+    append_tokens(gained, chosen, state, place.integers(limits), place.integers([position]), eos_id=3)
     assert torch.equal(last.flatten(), chosen)
     assert torch.equal(tokens[:, :, position], last)
     assert (tokens[:, :, [0, 1, 3, 4]] == 7).all()

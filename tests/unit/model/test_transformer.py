@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import collate
 from mtrain.kernels.attention.dispatch import causal_mask, recording
-from mtrain.kernels.linear import pack
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Dropout, Transformer, sinusoidal_positions
@@ -189,7 +187,8 @@ def test_a_copy_without_a_type_packs_only_the_projection(monkeypatch) -> None:
 @torch.no_grad()
 def test_attention_and_its_cache_may_stay_in_low_precision(kind, monkeypatch) -> None:
     """As on a GPU."""
-    monkeypatch.setattr("mtrain.model.incremental.pack", partial(pack, stays_low=True))
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.PackedLinear.stays_low", True)
     model = build(dtype=torch.float32, **kind)
     source, kept, target = ids(3, 5), keep(5, 2, 4), ids(6, 6)
     low, full = DecodingTransformer(model, torch.bfloat16), logits(model, source, kept, target)

@@ -1,8 +1,5 @@
 """The hardware of `mtrain plan`, and the page that states its numbers."""
 
-import pytest
-
-from mtrain.errors import UsageError
 from mtrain.planning import hardware
 from mtrain.planning.hardware import ETHERNET, GPUS, find_hardware
 from tests.support.paths import ROOT
@@ -24,8 +21,3 @@ def test_the_documentation_states_the_numbers():
         f"{core.fp32_flops / 1e9:.0f} GFLOP/s and {core.bandwidth / 1e9:.0f} GB/s for each core",
     ):
         assert stated in section, stated
-
-
-def test_an_unknown_name_is_an_error():
-    with pytest.raises(UsageError, match="--hardware tpu: unknown; choose from a100"):
-        find_hardware("tpu")

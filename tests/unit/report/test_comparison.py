@@ -3,6 +3,7 @@
 import pytest
 
 from mtrain.evaluation.compare import compare_systems
+from mtrain.evaluation.evaluate import TestSet as Sentences
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report import comparison
 from mtrain.report.comparison import ComparedSet, comparison_page
@@ -21,7 +22,8 @@ def page_of(names: list[str], sources: list[str] | None = None, sets: int = 1) -
     metrics = make_metrics(names)
     sentences = {name: score_sentences(texts, [REFERENCES], metrics) for name, texts in SYSTEMS.items()}
     comparisons = compare_systems(SYSTEMS, [REFERENCES], metrics)
-    each = ComparedSet("set", sources or [], [REFERENCES], SYSTEMS, comparisons, sentences)
+    test = Sentences("set", sources or [], [REFERENCES])
+    each = ComparedSet(test, SYSTEMS, comparisons, sentences)
     return comparison_page([each] * sets)
 
 
@@ -94,7 +96,8 @@ def test_systems_are_named_without_their_common_folder(names, shown):
     systems = dict(zip(names, SYSTEMS.values(), strict=True))
     sentences = {name: score_sentences(texts, [REFERENCES], metrics) for name, texts in systems.items()}
     comparisons = compare_systems(systems, [REFERENCES], metrics)
-    page = comparison_page([ComparedSet("set", [], [REFERENCES], systems, comparisons, sentences)])
+    test = Sentences("set", [], [REFERENCES])
+    page = comparison_page([ComparedSet(test, systems, comparisons, sentences)])
     assert f"<h1>{shown}</h1>" in page
 
 

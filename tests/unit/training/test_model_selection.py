@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,14 +133,19 @@ def test_a_run_keeps_the_metric_that_selects_its_best_model(make_config, scripte
 
 
 def forget(run: Path, *names: str) -> None:
-    """Remove values from the states of a run, which earlier versions did not record."""
+    """Remove values from the states of a run, which earlier versions did not record. They had one score."""
+
+    def earlier(values: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in values.items() if key not in names}
+        return kept if "best_scores" in kept else {**kept, "best_score": values["best_scores"].get("bleu")}
+
     for folder in checkpoint_folders(run):
         state = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_text(json.dumps({key: state[key] for key in state.keys() - {*names}}))
+        (folder / "state.json").write_text(json.dumps(earlier(state)))
         write_manifest(folder)
     file = run / "checkpoints/index.json"
     index = json.loads(file.read_text())
-    index["validated"] = {key: index["validated"][key] for key in index["validated"].keys() - {*names}}
+    index["validated"] = earlier(index["validated"])
     file.write_text(json.dumps(index))
 
 

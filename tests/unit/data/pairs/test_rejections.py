@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtrain.data.preparing.check_report import check_data
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import read_summary
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.checking import check_data
 from tests.support.encoding import TOY, config, prepare_data, rows, text_of, use_sizes, write
 
 pytestmark = pytest.mark.usefixtures("logs")

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,15 @@ class Clock:
         return self.now
 
 
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def replaced_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CLOCK, "now", 0.0)
+    monkeypatch.setattr("mtrain.data.rewriting.rewrite.time", SimpleNamespace(monotonic=CLOCK))
+
+
 def take(throttle: Throttle, clock: Clock, steps: int, seconds: float = 1.0) -> None:
     for _ in range(steps):
         clock.now += seconds
@@ -26,8 +36,8 @@ def take(throttle: Throttle, clock: Clock, steps: int, seconds: float = 1.0) -> 
 
 def throttled(block_seconds: float = 0.5) -> tuple[Throttle, Clock]:
     """Two steps of a second are taken, and a block is done."""
-    clock = Clock()
-    throttle = Throttle(STEPS, clock=clock)
+    clock = CLOCK
+    throttle = Throttle(STEPS)
     take(throttle, clock, 2)
     now = clock.now
     with throttle.measured():
@@ -72,8 +82,8 @@ def test_work_continues_while_training_pauses():
 
 
 def test_nothing_waits_until_the_speeds_are_known():
-    clock = Clock()
-    throttle = Throttle(STEPS, clock=clock)
+    clock = CLOCK
+    throttle = Throttle(STEPS)
     assert startable(throttle) == BLOCKS
     take(throttle, clock, 2)
     assert startable(throttle) == BLOCKS
@@ -92,8 +102,8 @@ def test_pauses_do_not_count_as_training():
 
 
 def test_long_steps_are_not_pauses():
-    clock = Clock()
-    throttle = Throttle(STEPS, clock=clock)
+    clock = CLOCK
+    throttle = Throttle(STEPS)
     take(throttle, clock, 5, seconds=8.0)
     with throttle.measured():
         clock.now += 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.sections.filters import Filters
-from mtrain.data.preparing.check_report import check_data, format_report, list_warnings
+from mtrain.data.preparing.check_report import format_report, list_warnings
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import toy_pairs
 from mtrain.data.scanning import check
@@ -25,6 +25,7 @@ from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
 from mtrain.training.setup.prepare_run import prepare_only
 from mtrain.training.setup.tokenizer import tokenize
+from tests.support.checking import check_data
 
 GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
 

@@ -2,13 +2,14 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.decoding.scoring.score import attention, score_lines, score_pairs
+from mtrain.decoding.scoring.score import attention, filter_scores, score_pairs, with_column
 from mtrain.decoding.search.forced import forced_log_probs
 from mtrain.errors import DataError, ModelError
 from mtrain.model.incremental import DecodingTransformer
@@ -41,19 +42,23 @@ def test_scores_that_are_not_finite_are_an_error(run_dir: Path) -> None:
 
 
 def test_progress_counts_each_pair_once_for_each_model(translator: Translator) -> None:
-    lines, counts = [f"{source}\t{target}" for source, target in PAIRS], []
+    counts: list[int] = []
     for reverse, models in ((None, 1), (translator, 2)):
         counts.clear()
-        assert len(list(score_lines(translator, reverse, lines, "in.tsv", counts.append))) == len(lines)
-        assert sum(counts) == models * len(lines)
+        assert len(list(filter_scores(translator, reverse, PAIRS, counts.append))) == len(PAIRS)
+        assert sum(counts) == models * len(PAIRS)
+
+
+def score_lines(translator: Translator, lines: list[str], quotes: bool = False) -> list[str]:
+    return [*with_column(lines, "t.tsv", partial(filter_scores, translator, None), quotes)]
 
 
 def test_blank_lines_at_the_end_of_a_table_have_no_score(translator: Translator) -> None:
     lines = ["It rains.\tEs regnet.", "It rains.\tEs regnet."]
-    scored = list(score_lines(translator, None, [*lines, "", " "], "t.tsv"))
-    assert scored == [*score_lines(translator, None, lines, "t.tsv"), "\n", " \n"] and len(scored) == 4
+    scored = score_lines(translator, [*lines, "", " "])
+    assert scored == [*score_lines(translator, lines), "\n", " \n"] and len(scored) == 4
     with pytest.raises(DataError, match=r"t\.tsv:2: 1 column\(s\); at least 2 expected"):
-        list(score_lines(translator, None, [lines[0], "", lines[1]], "t.tsv"))
+        score_lines(translator, [lines[0], "", lines[1]])
 
 
 def test_quoted_fields_are_noticed_and_can_be_read(translator: Translator, caplog) -> None:
@@ -61,8 +66,7 @@ def test_quoted_fields_are_noticed_and_can_be_read(translator: Translator, caplo
     quoted = ['"He says ""it rains""."\t"Es regnet."\tx', '"It rains."\tEs regnet.']
 
     def scores(lines: list[str], quotes: bool) -> list[str]:
-        scored = score_lines(translator, None, lines, "t.tsv", quotes=quotes)
-        return [line.rpartition("\t")[2] for line in scored]
+        return [line.rpartition("\t")[2] for line in score_lines(translator, lines, quotes)]
 
     expected = scores(plain, False)
     assert not caplog.messages and scores(quoted, True) == expected

@@ -150,7 +150,7 @@ def test_attention_in_low_precision_is_averaged_in_full_precision() -> None:
     source, keep = torch.randint(5, (4, 3)), torch.ones(4, 3, dtype=torch.bool)
     targets = torch.randint(5, (4, 4))
     [averaged] = layer_attention(model, source, keep, targets)
-    [of_heads] = all_attention(model, source, keep, targets).cross
+    [of_heads] = all_attention(model, source, keep, targets)["cross"]
     assert of_heads.dtype == torch.float16 and averaged.dtype == torch.float32
     assert (averaged.half() != averaged).any()  # it is not rounded
     torch.testing.assert_close(averaged, of_heads.float().mean(dim=1), rtol=0, atol=2e-3)

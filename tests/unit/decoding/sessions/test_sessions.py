@@ -51,6 +51,12 @@ def make_models(seed: int, count: int = 1, **changes: Any) -> list[DecodingTrans
     return models
 
 
+@pytest.fixture(autouse=True)
+def shrink_from_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move the unfinished sentences of small batches, too."""
+    monkeypatch.setattr(session_module, "SHRINK_FROM", 0)
+
+
 class Case:
     """Models, sentences, and what is wanted of them."""
 
@@ -74,7 +80,7 @@ class Case:
 
     def check(self, sessions: Sessions | None = None, **settings: Any) -> None:
         """Compare two batches of a session, the second one in reverse order, with the search."""
-        sessions, expected = sessions or Sessions(self.models, shrink_from=0), self.expected(**settings)
+        sessions, expected = sessions or Sessions(self.models), self.expected(**settings)
         compare(self.found(sessions, **settings), expected)
         for one in (self.rows, self.keys, self.prefixes or []):
             one.reverse()
@@ -137,13 +143,14 @@ def test_hypotheses_equal_those_of_the_search(seed):
     pytest.param({"beam_size": 5, "stop": "default"}, marks=pytest.mark.slow),
     pytest.param({"beam_size": 5, "stop": "exact", "force_eos": True}, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_results_do_not_depend_on_the_buffers(settings):
+def test_results_do_not_depend_on_the_buffers(settings, monkeypatch):
     """Neither on the number of sentences that the buffers have room for, nor on when the others move."""
     models = make_models(3)
     case = Case(models, [(5 * n) % 17 + 1 for n in range(7)])
     settings = {"max_length_ratio": 1.5, "max_length_offset": 20, **settings}
-    case.check(Sessions(models, shrink_from=10_000), **settings)
-    case.check(Sessions(models, shrink_from=0), **settings)
+    case.check(**settings)
+    monkeypatch.setattr(session_module, "SHRINK_FROM", 10_000)
+    case.check(**settings)
     one = Case(models, [9])
     one.check(**settings)
 
@@ -153,7 +160,7 @@ def test_beam_search_returns_as_many_hypotheses_as_are_wanted():
     expected = [best[:2] for best in case.expected(beam_size=5)]
     assert {len(best) for best in expected} == {2}
     assert search(case.models, case.source, case.keep, config, n_best=2) == expected
-    compare(Sessions(case.models, shrink_from=0).search(Batch(case.rows, config, n_best=2)) or [], expected)
+    compare(Sessions(case.models).search(Batch(case.rows, config, n_best=2)) or [], expected)
 
 
 @pytest.fixture
@@ -170,12 +177,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_finished_sentences_leave_room_for_the_others(steps):
+def test_finished_sentences_leave_room_for_the_others(steps, monkeypatch):
     case = Case(make_models(3), [*[1] * 9, 23, 22])
     settings = {"beam_size": 2, "max_length_ratio": 1.0, "force_eos": True, "min_length_ratio": 0.9}
-    compare(case.found(Sessions(case.models, shrink_from=0), **settings), case.expected(**settings))
+    compare(case.found(Sessions(case.models), **settings), case.expected(**settings))
     assert steps[0] == 12 and steps[-1] == 2 and len(steps) > LOOK_EVERY
     steps.clear()
+    monkeypatch.setattr(session_module, "SHRINK_FROM", 128)
     case.found(Sessions(case.models), **settings)  # so few rows are as fast as fewer
     assert {*steps} == {12}
 
@@ -290,7 +298,7 @@ def test_sources_are_encoded_without_padding(monkeypatch, most_states):
     monkeypatch.setattr(StaticDecoder, "encode", counted)
     monkeypatch.setattr(session_module, "MAX_STATES_OF_ENCODER_GRAPH", most_states)
     models = make_models(3)
-    sessions = Sessions(models, shrink_from=0)
+    sessions = Sessions(models)
     for lengths in ([9, 23, 3], [18] * 3, [24, 23, 23], [4, 20]):
         Case(models, lengths).check(sessions, beam_size=2, max_length_offset=20)
     expected = [48, 64, 72, 24] if most_states else [35, 54, 70, 24]

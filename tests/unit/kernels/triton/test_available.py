@@ -71,7 +71,10 @@ def gradient_of_bias(x: Tensor) -> Tensor:
     ("name", "function"),
     [
         ("dropout.hashed_dropout", lambda x: dropout(x, 0.5, HashKey(*zeros(2, 1, dtype=torch.int32)))),
-        ("cross_entropy.fused_cross_entropy", lambda x: projected_cross_entropy(x, x, None, zeros(6))[0]),
+        (
+            "cross_entropy.fused_cross_entropy",
+            lambda x: projected_cross_entropy(x, x, None, zeros(6), 0.0)[0],
+        ),
         ("decoding.add_norm", lambda x: add_norm(x.clone(), x, nn.LayerNorm(12), torch.float32)),
         ("decoding.attention", lambda x: self_attention(x, torch.zeros(2, 6, 1, 3, 4), None, zeros(1))),
         ("decoding.attention", of_source(1)),

@@ -100,7 +100,7 @@ def test_a_resumed_fine_tuning_is_compared_with_the_initial_model(tuned, caplog)
     for max_steps in (4, 8):
         run = fit_on_cpu(tuned(training={"learning_rate": 0.5, "max_steps": max_steps}))
     assert caplog.text.count("no validation was better") == 2
-    assert json.loads((last_checkpoint(run) / "state.json").read_text())["initial_score"] > 99
+    assert json.loads((last_checkpoint(run) / "state.json").read_text())["initial_scores"]["bleu"] > 99
     decoding = {"no_repeat_ngram": 3}
     fit_on_cpu(tuned(training={"learning_rate": 0.5, "max_steps": 12}, decoding=decoding))
     assert caplog.text.count("no validation was better") == 2
