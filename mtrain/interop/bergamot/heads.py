@@ -23,7 +23,7 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
         keep = torch.ones_like(source, dtype=torch.bool)
         [[best, *_]] = search([model], source, keep, DecodingConfig(beam_size=1))
         target = torch.tensor([[*best.ids, loaded.model.config.eos_id]])
-        cross = torch.cat(all_attention(model, source, keep, target).cross)  # (L, H, T, S)
+        cross = torch.cat(all_attention(model, source, keep, target)["cross"])  # (L, H, T, S)
         ours = cross[-1 if layer is None else layer].mean(dim=0).argmax(dim=-1)  # (T)
         agreements += (cross.argmax(dim=-1) == ours).sum(dim=-1)
     best_layer, best_head = divmod(int(agreements.argmax()), loaded.model.config.heads)
