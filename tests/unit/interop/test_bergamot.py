@@ -357,7 +357,9 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
         ours = [each.text for each in translator.with_settings(beam_size=1).translate(texts)]
         fp32 = translate_with_engine(engine, tmp_path / "fp32", texts, int8=False)
         int8 = translate_with_engine(engine, tmp_path / "int8", texts, int8=True)
-        assert sum(map(str.__eq__, ours, fp32)) >= 0.99 * len(texts)
+        # The engine ends a translation at twice the number of source tokens.
+        identical = [own == found or own.startswith(found) for own, found in zip(ours, fp32, strict=True)]
+        assert sum(identical) >= 0.99 * len(texts)
         bleu = [sacrebleu.corpus_bleu(found, [references]).score for found in (ours, int8)]
         chrf = sacrebleu.corpus_chrf(int8, [ours]).score
         assert bleu[1] > bleu[0] - 0.5 and chrf > 95, (bleu, chrf)
@@ -377,4 +379,3 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
     assert sum(same) >= 90, [
         (a, b) for a, b in zip(placed, theirs, strict=True) if bold_words(a) != bold_words(b)
     ]
-    print("bleu", bleu, "chrf", chrf, "same", sum(map(str.__eq__, ours, fp32)), "tags", sum(same))
