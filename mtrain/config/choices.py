@@ -80,14 +80,15 @@ def choose_training(
             choices.append(Choice("training.validation_pairs", pairs, "all of them would take too long"))
     elif budget.minutes is not None:
         choices.append(Choice("training.max_steps", steps, f"as many as {limit.what} allow"))
-    # If the time ends before the given max_steps, a cosine schedule would not reach zero.
+    # If the time ends before the given max_steps, these schedules would not reach zero.
     if budget.unlimited or (limit.is_time and budget.steps is not None):
         reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
         choices.append(Choice("training.schedule", "inverse_sqrt", reason))
         reason = "the learning rate does not end at zero"
         choices.append(Choice("training.ema_decay", ema_decay(steps), reason))
     else:
-        choices.append(Choice("training.schedule", "cosine", "the number of steps is known"))
+        schedule = "wsd" if budget.by_clock else "cosine"
+        choices.append(Choice("training.schedule", schedule, "the number of steps is known"))
     if size.pairs < SMALL_CORPUS:
         reason = f"fewer than {SMALL_CORPUS:,} pairs"
         choices.append(Choice("decoding.length_penalty", LENGTH_PENALTY, reason))

@@ -14,7 +14,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import Architecture, ModelConfig
 from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.tokenizer import TokenizerConfig
-from mtrain.config.sections.training import TrainingConfig
+from mtrain.config.sections.training import ENDING_AT_ZERO, TrainingConfig
 
 Format = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos", "bergamot"]
 
@@ -88,7 +88,7 @@ class Config(Section):
         # `auto` plans the steps of a number of minutes, and of fine-tuning.
         plans = auto and (training.max_minutes or training.init_from)
         planned = training.max_steps or training.max_epochs or training.planned_steps or plans
-        if training.schedule in ("cosine", "linear") and not planned:
+        if training.schedule in ENDING_AT_ZERO and not planned:
             raise ValueError(f"training.schedule: {training.schedule} needs max_steps or max_epochs")
         if self.data.folder and os.path.abspath(self.data.folder) == os.path.abspath(self.run_dir):  # noqa: PTH100
             cure = "give another folder, such as data/encoded"

@@ -9,6 +9,7 @@ import torch
 
 from mtrain.checkpoint.checkpoint import Checkpoint, load_checkpoint, restore_validation
 from mtrain.checkpoint.state import TrainState
+from mtrain.config.sections.training import ENDING_AT_ZERO
 from mtrain.data.epochs.batching import Division, batch_order
 from mtrain.data.epochs.loader import Loader, StepInput
 from mtrain.data.epochs.windows import Window, WindowPlanner
@@ -107,7 +108,7 @@ class Trainer:
         """The learning rate of an optimizer step, counted from 1. A schedule that ends at zero follows the
         plan of the clock; others depend on the step alone."""
         training = self.config.training
-        if self.clock is None or training.schedule not in ("cosine", "linear"):
+        if self.clock is None or training.schedule not in ENDING_AT_ZERO:
             return learning_rate(step, training, self.total_steps)
         assert training.planned_steps is not None
         position = self.clock.plan.scheduled_at(step) * training.planned_steps

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from mtrain.config.section import Count, FilePath, Fraction, PositiveFloat, PositiveInt, Precision, Section
 
 MicroBatchTokens = PositiveInt | Literal["auto"]
-Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
+Schedule = Literal["inverse_sqrt", "cosine", "linear", "wsd", "constant"]
+ENDING_AT_ZERO = ("cosine", "linear", "wsd")  # schedules that depend on the number of steps
 ModelPart = Literal["encoder", "decoder", "embeddings", "self_attention", "feed_forward"]
 
 
@@ -49,7 +50,9 @@ class TrainingConfig(Section):
         "init_from 0.256 / model.d_model",
     )
     schedule: Schedule = Field(
-        "inverse_sqrt", description="decay of the learning rate after warm-up; cosine and linear end at zero"
+        "inverse_sqrt",
+        description="decay of the learning rate after warm-up; cosine, linear and wsd end at zero; wsd is "
+        "constant for the first half of the steps",
     )
     warmup_steps: Count | None = Field(
         None,

@@ -15,7 +15,10 @@ def learning_rate(step: float, config: TrainingConfig, total_steps: int | None) 
 
     It increases linearly to the peak over `warmup_steps`. Then `inverse_sqrt` decays with the inverse square
     root of the step (Vaswani et al. 2017, section 5.3, scaled to the peak), `cosine` and `linear` decay to
-    zero at `total_steps`, and `constant` does not decay. Only `cosine` and `linear` require `total_steps`.
+    zero at `total_steps`, and `constant` does not decay. `wsd` (warm-up, stable, decay) is constant for the
+    first half of the steps after warm-up, and then decays to zero as 1 - sqrt (Hägele et al., "Scaling Laws
+    and Compute-Optimal Training Beyond Fixed Training Durations", 2024, section 3). `constant` and
+    `inverse_sqrt` do not require `total_steps`.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     assert peak is not None and warmup is not None, "`choose_values` fills in these values"
@@ -29,4 +32,6 @@ def learning_rate(step: float, config: TrainingConfig, total_steps: int | None) 
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     if config.schedule == "linear":
         return peak * (1 - progress)
+    if config.schedule == "wsd":
+        return peak * (1 - math.sqrt(max(0.0, 2 * progress - 1)))
     return peak * (1 + math.cos(math.pi * progress)) / 2

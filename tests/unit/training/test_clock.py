@@ -17,7 +17,7 @@ import torch
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_info import read_info
 from mtrain.checkpoint.state import TrainState
-from mtrain.config.sections.training import TrainingConfig
+from mtrain.config.sections.training import Schedule, TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
 from mtrain.runs.summary import read_progress
@@ -40,7 +40,13 @@ class Simulation:
     deviation of the logarithm of the time of a step."""
 
     def __init__(
-        self, folder: Path, step: Times, validation: Times, noise: float = 0.2, planned: int = STEPS
+        self,
+        folder: Path,
+        step: Times,
+        validation: Times,
+        noise: float = 0.2,
+        planned: int = STEPS,
+        schedule: Schedule = "wsd",
     ):
         rng, self.state, self.rates, every = random.Random(1), TrainState(), list[float](), 100
         training = TrainingConfig(
@@ -48,7 +54,7 @@ class Simulation:
             planned_steps=planned,
             learning_rate=1.0,
             warmup_steps=80,
-            schedule="cosine",
+            schedule=schedule,
             validate_every=every,
         )
         clock = Clock(folder, training, self.state, Ranks(torch.device("cpu")), most=None)
@@ -121,7 +127,7 @@ def test_a_validation_just_after_the_machine_became_slower_does_not_look_long(tm
 
 
 def test_if_a_machine_keeps_its_speed_the_rates_are_those_that_were_planned(tmp_path):
-    run = Simulation(tmp_path, lambda t: 0.1152, lambda t: 0.36, noise=0.0)
+    run = Simulation(tmp_path, lambda t: 0.1152, lambda t: 0.36, noise=0.0, schedule="cosine")
     training = TrainingConfig(max_steps=STEPS, learning_rate=1.0, warmup_steps=80, schedule="cosine")
     assert len(run.rates) == pytest.approx(STEPS, rel=0.01)
     planned = [learning_rate(step, training, STEPS) for step in range(1, STEPS + 1)]

@@ -159,7 +159,7 @@ def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():
     assert short.planned_steps is not None and long.planned_steps is not None
     assert short.planned_steps * short.batch_tokens < long.planned_steps * long.batch_tokens
     for recipe in (short, long):
-        assert recipe.schedule == "cosine"
+        assert recipe.schedule == "wsd"
         assert learning_rate(recipe.planned_steps, recipe, recipe.planned_steps) == pytest.approx(0, abs=1e-9)
 
 
