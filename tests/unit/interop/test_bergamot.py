@@ -350,32 +350,34 @@ def bold_words(html: str) -> list[str]:
 def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_path):
     """In fp32 99% of the sentences identically, in int8 nearly as well, with tags around the same words."""
     pairs = [*toy_pairs("test"), *toy_pairs("validation")][:500]
-    texts, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     for folder, quantization in (("fp32", None), ("int8", "int8")):
-        export_model(student, tmp_path / folder, "bergamot", quantization, texts[:200], engine=engine)
-    with Translator.load(student, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
-        ours = [each.text for each in translator.with_settings(beam_size=1).translate(texts)]
-        fp32 = translate_with_engine(engine, tmp_path / "fp32", texts, int8=False)
-        int8 = translate_with_engine(engine, tmp_path / "int8", texts, int8=True)
-        # The engine ends a translation at twice the number of source tokens.
-        identical = [own == found or own.startswith(found) for own, found in zip(ours, fp32, strict=True)]
-        assert sum(identical) >= 0.99 * len(texts)
-        bleu = [sacrebleu.corpus_bleu(found, [references]).score for found in (ours, int8)]
-        chrf = sacrebleu.corpus_chrf(int8, [ours]).score
-        assert bleu[1] > bleu[0] - 0.5 and chrf > 95, (bleu, chrf)
-        tagged = []
-        for number, text in enumerate(texts[:100]):
-            words = text.split()
-            words[number % len(words)] = f"<b>{words[number % len(words)]}</b>"
-            tagged.append(" ".join(words))
-        found = translator.with_settings(beam_size=1).translate(texts[:100], alignments=True)
-        placed = [
-            Html(html).with_translations([(each.text, each.alignment)])
-            for html, each in zip(tagged, found, strict=True)
-        ]
+        texts = [pair.source for pair in pairs[:20]]
+        export_model(student, tmp_path / folder, "bergamot", quantization, texts, engine=engine)
+    with Translator.load(
+        student, "cpu", ["decoding.precision=fp32", "decoding.beam_size=1"], workers=1
+    ) as own:
+        found = own.translate([pair.source for pair in pairs], alignments=True)
+        lengths = [2 * len(ids) for ids in own.splitter.encode([pair.source for pair in pairs])]
+    kept = [i for i, each in enumerate(found) if each.tokens < lengths[i]]  # the limit of the engine
+    texts, references, ours = ([x[i] for i in kept] for x in (*zip(*pairs, strict=True), found))
+    assert len(kept) > 450
+    fp32 = translate_with_engine(engine, tmp_path / "fp32", texts, int8=False)
+    int8 = translate_with_engine(engine, tmp_path / "int8", texts, int8=True)
+    same = sum(each.text == text for each, text in zip(ours, fp32, strict=True))
+    assert same >= 0.99 * len(texts)
+    bleu = [sacrebleu.corpus_bleu(each, [references]).score for each in (fp32, int8)]
+    chrf = sacrebleu.corpus_chrf(int8, [fp32]).score
+    assert bleu[1] > bleu[0] - 0.5 and chrf > 95
+    tagged, placed = [], []
+    for number, (text, each) in enumerate(zip(texts[:100], ours, strict=False)):
+        words = text.split()
+        words[number % len(words)] = f"<b>{words[number % len(words)]}</b>"
+        tagged.append(" ".join(words))
+        placed.append(Html(tagged[-1]).with_translations([(each.text, each.alignment)]))
     theirs = translate_with_engine(engine, tmp_path / "fp32", tagged, int8=False, html=True)
     assert all(html.count("<b>") == html.count("</b>") > 0 for html in theirs)
-    same = [bold_words(a) == bold_words(b) for a, b in zip(placed, theirs, strict=True)]
-    assert sum(same) >= 90, [
-        (a, b) for a, b in zip(placed, theirs, strict=True) if bold_words(a) != bold_words(b)
-    ]
+    agreed = sum(bold_words(a) == bold_words(b) for a, b in zip(placed, theirs, strict=True))
+    print(
+        f"{same} of {len(texts)} identical, BLEU {bleu}, chrF {chrf}, {agreed} of 100 tags at the same words"
+    )
+    assert agreed >= 90
