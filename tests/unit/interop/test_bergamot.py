@@ -360,7 +360,7 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
         lengths = [2 * len(ids) for ids in own.splitter.encode([pair.source for pair in pairs])]
     kept = [i for i, each in enumerate(found) if each.tokens < lengths[i]]  # the limit of the engine
     texts, references, ours = ([x[i] for i in kept] for x in (*zip(*pairs, strict=True), found))
-    assert len(kept) > 450
+    assert len(kept) > 300
     fp32 = translate_with_engine(engine, tmp_path / "fp32", texts, int8=False)
     int8 = translate_with_engine(engine, tmp_path / "int8", texts, int8=True)
     same = sum(each.text == text for each, text in zip(ours, fp32, strict=True))
