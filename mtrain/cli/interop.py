@@ -32,7 +32,7 @@ def import_(
     Examples:
         mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
         mtrain import facebook/nllb-200-distilled-600M models/nllb
-        mtrain import downloads/opus-mt models/opus --set source_lang=en --set target_lang=de
+        mtrain import opus-mt models/opus --set source_lang=en --set target_lang=de
     """
     from mtrain.checkpoint.model_info import read_model_config
     from mtrain.interop.import_model import import_model

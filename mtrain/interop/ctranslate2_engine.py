@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from mtrain import __version__
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import run_folder_of
 from mtrain.config.sections.decoding import DecodingConfig
@@ -25,6 +24,7 @@ from mtrain.interop.formats import import_optional
 from mtrain.storage.atomic import write_folder, write_text
 from mtrain.storage.locks import wait_for_lock
 from mtrain.storage.manifest import read_json, verify_folder
+from mtrain.version import __version__
 
 log = logging.getLogger(__name__)
 
