@@ -18,14 +18,14 @@ def import_(
         str,
         Argument(
             metavar="SOURCE",
-            help="MarianMT, M2M-100 or NLLB-200 model: a folder, or a name on the Hugging Face Hub; or the "
-            "folder of a model of the program Marian.",
+            help="MarianMT, M2M-100 or NLLB-200 model: a folder, or a name on the Hugging Face Hub; or a "
+            "folder with a Marian model.",
         ),
     ],
     out: Annotated[Path, Argument(metavar="MODEL", help="Model folder to create.")],
     set_: options.Set = None,
 ) -> None:
-    """Import a MarianMT, M2M-100 or NLLB-200 model from Hugging Face, or a model of Marian.
+    """Import a MarianMT, M2M-100 or NLLB-200 model from Hugging Face, or a Marian model.
 
     Converts it to a model folder, which you can translate with or fine-tune.
 
@@ -70,8 +70,8 @@ def export(
         Path | None,
         Option(
             metavar="FOLDER",
-            help="Where the npm package @browsermt/bergamot-translator is, for bergamot: the model is also "
-            "run by this engine. Default: the working directory, if it is there.",
+            help="For bergamot: folder with the npm package @browsermt/bergamot-translator; the exported "
+            "model is also tested with this engine. Default: the working directory, if it is there.",
         ),
     ] = None,
     firefox: Annotated[

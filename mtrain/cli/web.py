@@ -15,8 +15,7 @@ def web(
         list[Path],
         Argument(
             metavar="MODEL",
-            help="Run folder, model folder, or what export --format bergamot has written; several for more "
-            "directions.",
+            help="Run folder, model folder, or exported Bergamot model; repeat for more directions.",
         ),
     ],
     out: Annotated[Path, options.file("-o", "--output", metavar="FOLDER", help="Folder to create.")],
@@ -30,7 +29,8 @@ def web(
 ) -> None:
     """Write a web page that translates with MODELs in the browser.
 
-    The folder holds the page, the Bergamot engine, and the models in int8. It can be put on any web server.
+    The folder holds the page, the Bergamot engine, and the models, in int8 unless they were exported
+    before. It can be put on any web server.
     Texts do not leave the browser, and the page loads nothing from elsewhere.
 
     Examples:
@@ -44,4 +44,4 @@ def web(
         write_site(models, out, engine)
     print_to_stdout(out)
     command = f"python -m http.server --bind 127.0.0.1 --directory {shlex.quote(str(out))}"
-    terminal.suggest("page saved; look at it at http://127.0.0.1:8000 with", command)
+    terminal.suggest("page saved; to open http://127.0.0.1:8000, run", command)

@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 _FOLDER = "ctranslate2-cache"  # in a run or model folder
 _SOURCE = "source.json"  # what a converted model was made from
 _CONVERTED = ("forbidden_ids", "max_length_ratio", "max_length_offset")  # settings that the conversion uses
-# Of settings that CTranslate2 lacks or interprets in another way (its greedy search crashes with a coverage
-# penalty). It also renormalizes probabilities after tokens are excluded, as `decoding.renormalize` does.
+# Default values of settings that CTranslate2 lacks or interprets differently; others are refused. (Its greedy
+# search crashes with a coverage penalty.) It also renormalizes probabilities after tokens are excluded, as
+# `decoding.renormalize` does.
 _NEUTRAL = {"samples": None, "min_length_ratio": 0.0, "coverage_penalty": 0.0}
 _TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

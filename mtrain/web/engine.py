@@ -11,11 +11,13 @@ from urllib.request import urlopen
 
 from mtrain.errors import StorageError, UsageError
 from mtrain.interop.bergamot.engine import PACKAGE, find_package
+from mtrain.storage.atomic import write_text
 
 VERSION = "0.4.9"
 URL = f"https://registry.npmjs.org/{PACKAGE}/-/{PACKAGE.partition('/')[2]}-{VERSION}.tgz"
 # The SHA-512 of the archive, which the registry calls `dist.integrity`.
 INTEGRITY = "bNuuCwM/JnsIYQCKXcYKFT4Qc5vLMoB8Nbvz8ReIgs7xzebK8Sa+R8iEK8mLvNBe/WaZ6zrPaUQilLsRT/ea8Q=="
+SOURCE_CODE = f"https://github.com/browsermt/bergamot-translator, version {VERSION}"
 WORKER = "translator-worker.js"
 _FILES = (WORKER, "bergamot-translator-worker.js", "bergamot-translator-worker.wasm")
 _SECONDS = 60  # without an answer of the registry
@@ -39,7 +41,8 @@ def copy_engine(into: Path, package: Path | None) -> None:
             raise UsageError(f"--engine {package}: does not contain {PACKAGE}; run {install}")
         for name in _FILES:
             (into / name).write_bytes((found / "worker" / name).read_bytes())
-    (into / "LICENSE.txt").write_bytes((files("mtrain.web") / "bergamot.LICENSE.txt").read_bytes())
+    license_text = (files("mtrain.web") / "bergamot.LICENSE.txt").read_text("utf-8")
+    write_text(into / "LICENSE.txt", f"The source code of this engine: {SOURCE_CODE}\n\n{license_text}")
 
 
 def _download() -> bytes:

@@ -17,7 +17,8 @@ from mtrain.web.page import translator_page
 
 
 def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -> None:
-    """Write the folder of a page with models. Each is a run or model folder, or is exported for Bergamot.
+    """Write the folder of a page with models. Each is a run folder, a model folder, or a
+    Bergamot export.
 
     `package` is a folder with the npm package of the engine; by default, it is downloaded. Raises UsageError
     if `out` exists, if two models have the same direction or the package is missing, ModelError if a model
@@ -29,7 +30,6 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
         raise UsageError("MODEL: several models have the same direction; give one for each")
 
     def fill(temporary: Path) -> None:
-        copy_engine(temporary / "engine", package)
         found = []
         for (source, target), model in described.items():
             folder = temporary / "models" / f"{source}-{target}"
@@ -37,6 +37,7 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
             found.append(
                 {"source": source, "target": target, "folder": f"models/{folder.name}", **_files(folder)}
             )
+        copy_engine(temporary / "engine", package)
         codes = dict.fromkeys(code for direction in described for code in direction)
         languages = [
             {"code": code, "name": language_name(code), "targets": [t for s, t in described if s == code]}

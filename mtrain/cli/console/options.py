@@ -70,7 +70,7 @@ BatchTokens = Annotated[
         help="Maximum batch size in padded source tokens times beams or samples.",
     ),
 ]
-Engine = Annotated[Literal["mtrain", "ctranslate2"], speed(help="What decodes: mtrain, or CTranslate2.")]
+Engine = Annotated[Literal["mtrain", "ctranslate2"], speed(help="Library that runs the search.")]
 From = Annotated[
     str | None,
     language("--from", metavar="LANG", help="Language of the source, for models with language tags."),

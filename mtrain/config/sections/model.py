@@ -21,8 +21,8 @@ class Architecture(Section):
     preset: Preset | None = Field(
         None,
         description="named sizes, with one decoder layer if they end in `_deep`; auto: mtrain chooses the "
-        "sizes and the recipe for your data, and with training.init_from the recipe alone; `student_`: also "
-        "all settings that export to bergamot requires. If the key is "
+        "sizes and the recipe for your data, and with training.init_from the recipe alone; `student_*` also "
+        "sets everything that the bergamot export requires. If the key is "
         "absent: auto; null with sizes; tiny for a pair classifier",
     )
     head: Head = Field(
@@ -52,9 +52,7 @@ class Architecture(Section):
         "pre", description="layer normalization before or after each sublayer"
     )
     initialization: Literal["xavier", "deepnorm"] = Field(
-        "xavier",
-        description="initial weights; deepnorm: smaller ones, by the formulas of DeepNet, with which models "
-        "with `norm: post` learn faster",
+        "xavier", description="initial weights; deepnorm: scaled down as in DeepNet, for `norm: post`"
     )
     positions: Positions = Field(
         "sinusoidal",

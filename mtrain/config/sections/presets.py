@@ -1,4 +1,4 @@
-"""Presets of model sizes, and of all that the Bergamot engine needs."""
+"""Presets: model sizes, and student models for the Bergamot engine."""
 
 from typing import Any
 

@@ -38,8 +38,9 @@ def find_engine(folder: Path | None) -> Path | None:
     if found is not None and shutil.which("node"):
         return found
     if folder is not None:
-        problem = "Node is not installed" if found else f"{folder}: does not contain {PACKAGE}"
-        raise UsageError(f"--engine: {problem}; run npm install {PACKAGE}@0.4.9")
+        if found:
+            raise UsageError(f"--engine {folder}: needs Node, which is not installed; leave it out")
+        raise UsageError(f"--engine {folder}: does not contain {PACKAGE}; run npm install {PACKAGE}@0.4.9")
     return None
 
 
@@ -61,7 +62,8 @@ def translate_with_engine(
     try:
         found: list[str] = json.loads(ended.stdout)
     except ValueError:
-        problem = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        message = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        problem = message or f"Node ended with {ended.returncode}"
         raise ModelError(f"the Bergamot engine failed: {problem}") from None
     return found
 

@@ -1,5 +1,5 @@
-"""The attention head that the engine takes word alignments from: the first one of a decoder layer. mtrain
-averages the heads of a layer."""
+"""Choose the attention head for word alignments. The engine uses the first head of one decoder layer; mtrain
+averages all heads of a layer."""
 
 from collections.abc import Sequence
 

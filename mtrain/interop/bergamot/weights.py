@@ -1,5 +1,5 @@
 """Marian's files of weights: its binary format, which Bergamot reads, and NumPy's `.npz`, which training
-writes. Both map names to arrays, of which one is a text in YAML: the options of the model."""
+writes. Both map names to arrays; one of them holds the options of the model as YAML text."""
 
 import math
 import re

@@ -29,8 +29,8 @@ _MULTIPLE = 8  # of the vocabulary: products in int8 need such a number of colum
 
 
 def write_bergamot(loaded: LoadedModel, folder: Path, int8: bool, rows: Sequence[list[int]]) -> None:
-    """Write a model to an empty folder, with its vocabularies and settings. Rows of source ids decide which
-    attention head gives word alignments.
+    """Write a model to an empty folder, with its vocabularies and settings. The attention head for word
+    alignments is chosen on `rows`, lists of source ids.
 
     Raises ModelError if the languages are unknown, or if the ids of the vocabularies are not those of their
     SentencePiece models.
