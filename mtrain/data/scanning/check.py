@@ -81,17 +81,17 @@ class Changes:
         return cls(counts.total(), [(*change, count) for change, count in counts.most_common(PLACES)])
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Findings:
     """The result of a check."""
 
     sets: dict[str, PairCounts]  # by name: train, validation, and the test sets
-    duplicates: int = 0  # training pairs that repeat an earlier one
-    duplicates_error: int = 0  # the standard error of this number; 0 if it is exact
-    leaks: dict[str, Leak] = field(default_factory=dict)
+    duplicates: int  # training pairs that repeat an earlier one
+    duplicates_error: int  # the standard error of this number; 0 if it is exact
+    leaks: dict[str, Leak]
     lengths: tuple[list[int], list[int]]  # training pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
-    scripts: tuple[str, str] = ("", "")  # of source and target
+    scripts: tuple[str, str]  # of source and target
     suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
     rejected: dict[str, int] = field(default_factory=dict)  # training pairs by rule of `data.filters`
@@ -121,8 +121,12 @@ class DataCheck:
         names = dict.fromkeys(("train", "validation", *evaluation_sets))
         self._found = Findings(
             sets={name: PairCounts() for name in names},
+            duplicates=0,
+            duplicates_error=0,
+            leaks={},
             lengths=([0] * len(LENGTH_BINS), [0] * len(LENGTH_BINS)),
             ratios=[0] * len(RATIO_BINS),
+            scripts=("", ""),
             suspicious={kind: Suspicious() for kind in KINDS},
             corpora=dict.fromkeys(data.names, 0),
             unreadable={name: [] for name in names},
