@@ -22,6 +22,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.data.reading.files import toy_pairs
 from mtrain.decoding.translate import Translator
+from mtrain.documents.html import Html
 from mtrain.errors import ModelError
 from mtrain.interop.bergamot.engine import compare_with_engine, translate_with_engine
 from mtrain.interop.bergamot.heads import choose_head, with_head_first
@@ -341,10 +342,24 @@ def student(tmp_path_factory) -> Path:
     return Path(raw["run_dir"])
 
 
+def with_bold_words(texts: list[str]) -> list[str]:
+    """HTML of texts, in each of which one word is bold."""
+    tagged = []
+    for number, text in enumerate(texts):
+        words = text.split()
+        words[number % len(words)] = f"<b>{words[number % len(words)]}</b>"
+        tagged.append(" ".join(words))
+    return tagged
+
+
+def bold_words(html: str) -> list[str]:
+    return re.sub(r"[^\w\s]", " ", " ".join(re.findall(r"<b>(.*?)</b>", html))).split()
+
+
 @pytest.mark.slow
 def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_path):
     """In fp32 99% of the sentences identically, in int8 nearly as well, and with all tags."""
-    pairs = [*toy_pairs("test"), *toy_pairs("validation")][:500]
+    pairs = [*toy_pairs("test"), *toy_pairs("validation")]
     for folder, quantization in (("fp32", None), ("int8", "int8")):
         texts = [pair.source for pair in pairs[:20]]
         export_model(student, tmp_path / folder, "bergamot", quantization, texts, engine=engine)
@@ -353,9 +368,9 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
     ) as own:
         found = own.translate([pair.source for pair in pairs])
         lengths = [2 * len(ids) for ids in own.splitter.encode([pair.source for pair in pairs])]
-    kept = [i for i, each in enumerate(found) if each.tokens < lengths[i]]  # the limit of the engine
+    kept = [i for i, each in enumerate(found) if each.tokens < lengths[i]][:500]  # the limit of the engine
     texts, references, ours = ([x[i] for i in kept] for x in (*zip(*pairs, strict=True), found))
-    assert len(kept) > 300
+    assert len(kept) == 500
     fp32 = translate_with_engine(engine, tmp_path / "fp32", texts, int8=False)
     int8 = translate_with_engine(engine, tmp_path / "int8", texts, int8=True)
     same = sum(each.text == text for each, text in zip(ours, fp32, strict=True))
@@ -363,11 +378,26 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
     bleu = [sacrebleu.corpus_bleu(each, [references]).score for each in (fp32, int8)]
     chrf = sacrebleu.corpus_chrf(int8, [fp32]).score
     assert bleu[1] > bleu[0] - 0.5 and chrf > 95
-    tagged = []
-    for number, text in enumerate(texts[:100]):
-        words = text.split()
-        words[number % len(words)] = f"<b>{words[number % len(words)]}</b>"
-        tagged.append(" ".join(words))
+    tagged = with_bold_words(texts[:100])
     theirs = translate_with_engine(engine, tmp_path / "fp32", tagged, int8=False, html=True)
     assert all(html.count("<b>") == html.count("</b>") > 0 for html in theirs)
     assert [re.sub("</?b>", "", html) for html in theirs] == fp32[:100]
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="45 of 100: one head is not the mean of all heads"
+)
+def test_the_engine_puts_tags_around_the_same_words(engine, student, tmp_path):
+    texts = [pair.source for pair in toy_pairs("test")][:100]
+    tagged = with_bold_words(texts)
+    export_model(student, tmp_path / "out", "bergamot", None, texts, engine=engine)
+    with Translator.load(student, "cpu", ["decoding.beam_size=1"], workers=1) as own:
+        found = own.translate(texts, alignments=True)
+    placed = [
+        Html(html).with_translations([(each.text, each.alignment)])
+        for html, each in zip(tagged, found, strict=True)
+    ]
+    theirs = translate_with_engine(engine, tmp_path / "out", tagged, int8=False, html=True)
+    agreed = sum(bold_words(a) == bold_words(b) for a, b in zip(placed, theirs, strict=True))
+    assert agreed >= 90, agreed
