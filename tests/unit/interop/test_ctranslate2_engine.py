@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from mtrain import Translator
+from mtrain.errors import UsageError
 from mtrain.interop.ctranslate2_engine import with_ctranslate2
 from mtrain.serve.batching import Batcher
 from mtrain.storage.manifest import write_manifest
@@ -61,7 +62,7 @@ def test_limits_of_lengths_are_those_of_each_sentence(tokenizers, tmp_path, sett
             assert other.score == pytest.approx(one.score, abs=1e-4)
 
 
-def test_a_model_is_converted_again_only_if_it_has_changed(run_dir, tmp_path):
+def test_a_model_is_converted_again_only_if_it_has_changed(run_dir, tmp_path, monkeypatch):
     run = shutil.copytree(run_dir, tmp_path / "run")
 
     def convert(*settings: str) -> bool:
@@ -80,6 +81,15 @@ def test_a_model_is_converted_again_only_if_it_has_changed(run_dir, tmp_path):
     (run / "model" / "LICENSE").touch()
     write_manifest(run / "model")
     assert convert()
+    monkeypatch.setattr("mtrain.interop.ctranslate2_engine.__version__", "1.2.3")  # another conversion
+    assert convert()
+
+
+def test_settings_that_the_engine_lacks_are_also_refused_later(model):
+    with Translator.load(model, "cpu", [], workers=1) as translator:
+        changed = with_ctranslate2(model, translator).with_settings(coverage_penalty=0.2)
+        with pytest.raises(UsageError, match=r"coverage_penalty: not supported by --engine"):
+            changed.translate(["It rains."])
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(mtrain, run_dir, tmp_path):
