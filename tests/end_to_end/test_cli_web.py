@@ -86,6 +86,24 @@ def test_control_characters_do_not_end_the_engine(address, browser):
 
 
 @pytest.mark.slow
+def test_an_engine_that_has_ended_is_started_again(address, browser):
+    open_page(browser, address, 1400, "light")
+    ended = """
+        const old = worker, data = {id: -1, error: {message: "Aborted()"}};
+        waiting.set(-1, {accept() {}, reject() {}});
+        old.dispatchEvent(new MessageEvent("message", {data}));
+        old.terminate();
+    """
+    source = browser.find_element("id", "source")
+    source.send_keys("The sun shines.")
+    assert text_of(browser, "target", "scheint.") == "Die Sonne scheint."
+    browser.execute_script(ended)
+    source.clear()
+    source.send_keys("It rains.")
+    assert text_of(browser, "target", "regnet.") == "Es regnet."
+
+
+@pytest.mark.slow
 def test_a_page_that_is_opened_as_a_file_says_how_to_serve_it(browser, tmp_path):
     from mtrain.web.page import translator_page
 

@@ -385,9 +385,7 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="45 of 100: one head is not the mean of all heads"
-)
+@pytest.mark.xfail(strict=True, reason="45 of 100: one head is not the mean of all heads")
 def test_the_engine_puts_tags_around_the_same_words(engine, student, tmp_path):
     texts = [pair.source for pair in toy_pairs("test")][:100]
     tagged = with_bold_words(texts)
