@@ -68,10 +68,10 @@ def _differing_settings(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str
 
 
 def _architecture(loaded: Loaded[AnyModel]) -> dict[str, Any]:
-    """The settings of a model that the trained weights depend on: all but dropout rates, the initialization
-    and, unless positions are learned, the number of positions."""
+    """The settings of a model that the trained weights depend on: all but dropout rates and, unless positions
+    are learned, the number of positions."""
     architecture = loaded.config.model
-    free = {"initialization", *(key for key in type(architecture).model_fields if "dropout" in key)}
+    free = {key for key in type(architecture).model_fields if "dropout" in key}
     if architecture.positions != "learned":
         free.add("max_positions")
     return architecture.model_dump(exclude=free)

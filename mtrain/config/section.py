@@ -1,7 +1,7 @@
 """The base class of all sections of the configuration, and the types that several of them use."""
 
 import difflib
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,10 +21,13 @@ class Section(BaseModel):
     """A frozen, strictly typed group of keys. An unknown key is an error that names the nearest known one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    removed_keys: ClassVar[frozenset[str]] = frozenset()  # of earlier versions; ignored
 
     @model_validator(mode="before")
     @classmethod
     def _reject_unknown_keys(cls, values: dict[Any, Any] | Self) -> dict[Any, Any] | Self:
+        if isinstance(values, dict):
+            values = {key: value for key, value in values.items() if key not in cls.removed_keys}
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)

@@ -381,7 +381,7 @@ class Transformer(Encoder):
         initialize(self)
         if self.output_weight is not None:
             nn.init.normal_(self.output_weight, std=width**-0.5)
-        if config.initialization == "deepnorm":
+        if config.norm == "post":
             scale_branches(self)
 
     def forward(self, source: Tensor, sources: Sequences, target_in: Tensor, targets: Sequences) -> Tensor:

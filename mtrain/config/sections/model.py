@@ -18,11 +18,13 @@ DECODER_KEYS = ("decoder_layers", "tie_embeddings", "output_bias")  # which a pa
 class Architecture(Section):
     """The architecture of the Transformer. A preset fills in the sizes that are not given."""
 
+    removed_keys = frozenset({"initialization"})
+
     preset: Preset | None = Field(
         None,
         description="named sizes, with one decoder layer if they end in `_deep`; auto: mtrain chooses the "
-        "sizes and the recipe for your data, and with training.init_from the recipe alone; `student_*` also "
-        "sets everything that the bergamot export requires. If the key is "
+        "sizes and the recipe for your data, and with training.init_from the recipe alone; `student_*`: "
+        "sizes and settings that the bergamot export requires, and mtrain chooses the recipe. If the key is "
         "absent: auto; null with sizes; tiny for a pair classifier",
     )
     head: Head = Field(
@@ -51,9 +53,6 @@ class Architecture(Section):
     norm: Literal["pre", "post"] = Field(
         "pre", description="layer normalization before or after each sublayer"
     )
-    initialization: Literal["xavier", "deepnorm"] = Field(
-        "xavier", description="initial weights; deepnorm: scaled down as in DeepNet, for `norm: post`"
-    )
     positions: Positions = Field(
         "sinusoidal",
         description="positional encoding; `sinusoidal` and `sinusoidal_marian` have all sines first, then "
@@ -70,8 +69,9 @@ class Architecture(Section):
     def _fill_from_preset(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        sizes = (PRESETS | STUDENTS).get(str(values.get("preset")), {})
-        named = {"preset": None} if sizes else {}
+        name = str(values.get("preset"))
+        sizes = (PRESETS | STUDENTS).get(name, {})
+        named = {"preset": "auto" if name in STUDENTS else None} if sizes else {}
         if values.get("head") == "pair_classifier":
             sizes = {**sizes, "decoder_layers": 0}
         return {**sizes, **values, **named}
@@ -90,13 +90,6 @@ class Architecture(Section):
                 raise ValueError(f"a pair classifier has no decoder; remove {', '.join(DECODER_KEYS)}")
         elif not self.decoder_layers:
             raise ValueError("decoder_layers must be at least 1, except for a pair classifier")
-        return self
-
-    @model_validator(mode="after")
-    def _initialization_fits(self) -> Self:
-        if self.initialization == "deepnorm" and (self.norm != "post" or self.is_classifier):
-            problem = "deepnorm, as in student presets, is for translation models with norm: post"
-            raise ValueError(f"initialization: {problem}; set it to xavier")
         return self
 
     @model_validator(mode="after")

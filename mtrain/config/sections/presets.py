@@ -20,5 +20,4 @@ STUDENTS: dict[str, dict[str, Any]] = {
 }
 for _sizes in STUDENTS.values():
     _sizes |= {"encoder_layers": 6, "decoder_layers": 2, "norm": "post", "positions": "sinusoidal_marian"}
-    _sizes |= {"initialization": "deepnorm"}
 SIZES = tuple(PRESETS["tiny"])  # the keys that a preset fills in

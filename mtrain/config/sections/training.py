@@ -1,6 +1,6 @@
 """The `training` section."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,8 @@ ModelPart = Literal["encoder", "decoder", "embeddings", "self_attention", "feed_
 
 class TrainingConfig(Section):
     """The training recipe."""
+
+    removed_keys = frozenset({"compile"})
 
     init_from: FilePath | None = Field(
         None,
@@ -47,7 +49,8 @@ class TrainingConfig(Section):
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
         None,
         description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model, or with "
-        "init_from 0.256 / model.d_model",
+        "init_from or `norm: post` 0.256 / model.d_model, less if `norm: post` has fewer than 1,000 warm-up "
+        "steps",
     )
     schedule: Schedule = Field(
         "inverse_sqrt",
@@ -57,7 +60,8 @@ class TrainingConfig(Section):
     warmup_steps: Count | None = Field(
         None,
         description="steps over which the learning rate rises linearly from zero; null: 8% of the steps that "
-        "max_steps and max_epochs allow, or 1,000",
+        "max_steps and max_epochs allow, or 1,000; with `norm: post`, 20% or 1,000 steps, whichever is more, "
+        "but at most half of the steps",
     )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"
@@ -125,12 +129,6 @@ class TrainingConfig(Section):
     patience: PositiveInt | None = Field(
         10, description="validations without improvement after which training ends; null: never"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _ignore_removed_keys(cls, values: Any) -> Any:
-        """Runs of earlier versions have `compile`, which was for `torch.compile`."""
-        return {k: v for k, v in values.items() if k != "compile"} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

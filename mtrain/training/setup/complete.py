@@ -144,14 +144,19 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     limits = [] if training.max_steps is None else [training.max_steps]
     if training.max_epochs is not None:
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
-    rate, steps = training.learning_rate, training.warmup_steps
-    if rate is None:
-        peak_rate = fine_tuning_recipe.peak_rate if training.init_from else recipe.peak_rate
-        rate = peak_rate(config.model.d_model)
+    rate, steps, post_norm = training.learning_rate, training.warmup_steps, _is_new_with_post_norm(config)
     if steps is None:
-        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS))
+        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS), post_norm)
+    if rate is None and training.init_from:
+        rate = fine_tuning_recipe.peak_rate(config.model.d_model)
+    elif rate is None:
+        rate = recipe.peak_rate(config.model.d_model, steps if post_norm else None)
     values = {"learning_rate": rate, "warmup_steps": steps}
     return config.model_copy(update={"training": training.model_copy(update=values)}), choices
+
+
+def _is_new_with_post_norm(config: Config) -> bool:
+    return config.model.norm == "post" and config.training.init_from is None
 
 
 def _is_given(config: Config, key: str) -> bool:
@@ -173,7 +178,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     if is_fine_tuning:
         size, budget = fine_tuning_recipe.plan(size, given)
     timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
-    if is_fine_tuning:
+    if is_fine_tuning or config.model.model_fields_set.issuperset(SIZES):
         presets, sizes = [], smallest_sizes(config)  # all of which are given
     else:
         preset, reason = _choose_preset(config, size, timer)
@@ -186,7 +191,8 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
+    post_norm = _is_new_with_post_norm(config)
+    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed, post_norm)
     if is_fine_tuning:
         choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
     return [*presets, *choices]

@@ -97,7 +97,7 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
     inherited["data"] = {"max_length": settings["max_length"]}
     if not classifies:
         inherited["data"]["language_tags"] = settings["language_tags"]
-    others = {"initialization", *(("head", *DECODER_KEYS) if classifies else ())}
+    others = {"head", *DECODER_KEYS} if classifies else set()
     if config.model.preset == "auto":
         others |= DROPOUT_KEYS
     kept = Architecture.model_fields.keys() - others

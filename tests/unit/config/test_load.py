@@ -62,8 +62,9 @@ def test_override_values_are_yaml(load_text):
 
 
 @pytest.mark.parametrize("value", ["auto", "on", "off", "null", "[3]"])
-def test_a_key_that_was_removed_has_no_effect(load_text, value: str):
-    assert load_text(f"training.compile={value}") == load_text()
+@pytest.mark.parametrize("key", ["training.compile", "model.initialization"])
+def test_a_key_that_was_removed_has_no_effect(load_text, key: str, value: str):
+    assert load_text("model.dropout=0.2", f"{key}={value}") == load_text("model.dropout=0.2")
 
 
 def test_list_items_are_addressed_by_index(load_text):

@@ -7,7 +7,6 @@ import pytest
 from mtrain.config.sections.model import Preset
 from mtrain.config.sections.presets import PRESETS, SIZES, STUDENTS
 from mtrain.config.yaml_io import parse_yaml, to_yaml
-from mtrain.errors import UsageError
 from mtrain.interop.formats import require_exports
 
 
@@ -23,13 +22,7 @@ def test_a_student_can_be_exported_to_bergamot(load_text, preset, width):
     config = load_text(f"model.preset={preset}", "export.require=[bergamot]")
     require_exports(config)
     assert (config.model.d_model, config.model.encoder_layers, config.model.decoder_layers) == (width, 6, 2)
-    assert (config.model.initialization, config.model.preset) == ("deepnorm", None)
-
-
-@pytest.mark.parametrize("other", ["norm: pre", "norm: post, head: pair_classifier"])
-def test_deepnorm_is_for_translation_models_with_post_norm(load_text, other):
-    with pytest.raises(UsageError, match="for translation models with norm: post; set it to xavier"):
-        load_text(f"model={{initialization: deepnorm, d_model: 64, {other}}}")
+    assert config.model.preset == "auto"  # for what a student preset does not set
 
 
 def test_each_preset_can_be_chosen():

@@ -13,7 +13,7 @@ from mtrain.config.choices import AUTOMATIC, OPEN_IF_NULL
 from mtrain.config.load import validate
 from mtrain.config.recipe import GPU, CorpusSize, assumed_speed
 from mtrain.config.schema import Config
-from mtrain.config.sections.presets import PRESETS, SIZES
+from mtrain.config.sections.presets import PRESETS, SIZES, STUDENTS
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.training.setup.complete import Workload, assumed_speed_of, choose_values
@@ -184,6 +184,30 @@ def test_without_automatic_sizes_only_the_rate_and_the_warm_up_are_filled_in():
     changed = {"learning_rate": 0.001, "warmup_steps": round(0.08 * 10 * (430_000 // 4096))}
     assert planned.training == made.training.model_copy(update=changed)
     assert planned.model == made.model
+
+
+@pytest.mark.parametrize(("preset", "rate"), [("student_tiny", 0.001), ("student_base", 0.0005)])
+def test_a_student_gets_the_automatic_recipe_but_keeps_its_sizes(preset, rate):
+    made = config(model={"preset": preset}, training={"max_steps": 5_000})
+    planned, choices = choose_values(made, workload())
+    assert {key: getattr(planned.model, key) for key in SIZES} == {
+        key: STUDENTS[preset][key] for key in SIZES
+    }
+    assert not [
+        choice.key for choice in choices if choice.key in {"model.preset", *(f"model.{s}" for s in SIZES)}
+    ]
+    assert (planned.training.learning_rate, planned.training.warmup_steps) == (rate, 1_000)
+    assert planned.training.schedule == "cosine" and planned.model.norm == "post"
+
+
+@pytest.mark.parametrize(("given", "rate"), [({}, 0.0005), ({"warmup_steps": 100}, 5e-05)])
+def test_with_norms_after_the_sublayers_the_rate_suits_the_warm_up(given, rate):
+    made = config(model={"preset": "base", "norm": "post"}, training={"max_steps": 5_000, **given})
+    planned, _ = choose_values(made, workload())
+    assert (planned.training.learning_rate, planned.training.warmup_steps) == (
+        rate,
+        given.get("warmup_steps", 1_000),
+    )
 
 
 @pytest.mark.parametrize(
