@@ -67,7 +67,7 @@ def choose_training(
     interval = math.ceil(useful_steps / budget.validations(useful, size, speed))
     saved_every = min(interval, CHECKPOINT_STEPS)
     warmup_steps = warmup(useful_steps, post_norm)
-    rate = peak_rate(width, warmup_steps if post_norm else None)
+    rate = peak_rate(width, post_norm, warmup_steps)
     share = f"{warmup_steps / useful_steps:.0%}"
     choices = [
         Choice("model.dropout", dropout(epochs), f"each pair is seen {epochs:.3g} times"),

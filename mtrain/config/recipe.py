@@ -221,15 +221,15 @@ def _power_of_two(number: float, device: Device) -> int:
     return min(max(1 << round(math.log2(max(number, 1))), 1024), device.largest_batch)
 
 
-def peak_rate(width: int, post_norm_warmup: int | None = None) -> float:
+def peak_rate(width: int, post_norm: bool = False, warmup_steps: int = POST_NORM_WARMUP_STEPS) -> float:
     """The peak learning rate of a model of a width (`d_model`): 0.004 for `tiny`, 0.001 for `base`.
 
     It is inversely proportional to the width (Yang et al., "Tensor Programs V", 2022). With norms after the
-    sublayers, it is half of that, or less if the number of steps of `post_norm_warmup` is small.
+    sublayers (`post_norm`), it is half of that, and lower in proportion if the warm-up is short.
     """
     rate = PEAK_RATE * 128 / width
-    if post_norm_warmup is not None:
-        rate *= POST_NORM_RATE * min(1, post_norm_warmup / POST_NORM_WARMUP_STEPS)
+    if post_norm:
+        rate *= POST_NORM_RATE * min(1, warmup_steps / POST_NORM_WARMUP_STEPS)
     return float(f"{rate:.2g}")
 
 

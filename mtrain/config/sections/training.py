@@ -49,8 +49,7 @@ class TrainingConfig(Section):
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
         None,
         description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model, or with "
-        "init_from or `norm: post` 0.256 / model.d_model, less if `norm: post` has fewer than 1,000 warm-up "
-        "steps",
+        "init_from or `norm: post` 0.256 / model.d_model, and less in short runs with `norm: post`",
     )
     schedule: Schedule = Field(
         "inverse_sqrt",

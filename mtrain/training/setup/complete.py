@@ -145,12 +145,12 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     if training.max_epochs is not None:
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
     rate, steps, post_norm = training.learning_rate, training.warmup_steps, _is_new_with_post_norm(config)
-    if steps is None:
-        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS), post_norm)
     if rate is None and training.init_from:
         rate = fine_tuning_recipe.peak_rate(config.model.d_model)
-    elif rate is None:
-        rate = recipe.peak_rate(config.model.d_model, steps if post_norm else None)
+    if steps is None:
+        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS), post_norm)
+        rate = rate or recipe.peak_rate(config.model.d_model, post_norm, steps)
+    rate = rate or recipe.peak_rate(config.model.d_model, post_norm)
     values = {"learning_rate": rate, "warmup_steps": steps}
     return config.model_copy(update={"training": training.model_copy(update=values)}), choices
 

@@ -110,7 +110,7 @@ def test_warm_up_is_a_small_part_of_a_run(steps):
 def test_with_norms_after_the_sublayers_the_rate_rises_slowly_to_half_the_peak(steps, width):
     """At width 128, the encoder collapsed with 6e-6 a step, and did not with 3e-6."""
     warmup_steps = warmup(steps, post_norm=True)
-    rate = peak_rate(width, warmup_steps)
+    rate = peak_rate(width, True, warmup_steps)
     assert warmup_steps <= max(1, steps / 2)
     assert rate / warmup_steps <= 1.05 * 2e-6 * 128 / width
     assert rate == pytest.approx(peak_rate(width) / 2, rel=0.05) or warmup_steps < 1000

@@ -200,14 +200,17 @@ def test_a_student_gets_the_automatic_recipe_but_keeps_its_sizes(preset, rate):
     assert planned.training.schedule == "cosine" and planned.model.norm == "post"
 
 
-@pytest.mark.parametrize(("given", "rate"), [({}, 0.0005), ({"warmup_steps": 100}, 5e-05)])
-def test_with_norms_after_the_sublayers_the_rate_suits_the_warm_up(given, rate):
-    made = config(model={"preset": "base", "norm": "post"}, training={"max_steps": 5_000, **given})
-    planned, _ = choose_values(made, workload())
-    assert (planned.training.learning_rate, planned.training.warmup_steps) == (
-        rate,
-        given.get("warmup_steps", 1_000),
-    )
+@pytest.mark.parametrize(
+    ("given", "rate", "warmup_steps"),
+    [
+        ({"max_steps": 5_000}, 0.0005, 1_000),
+        ({"max_steps": 400}, 0.0001, 200),
+        ({"max_steps": 500, "warmup_steps": 0}, 0.0005, 0),
+    ],
+)
+def test_with_norms_after_the_sublayers_the_rate_suits_the_warm_up(given, rate, warmup_steps):
+    planned, _ = choose_values(config(model={"preset": "base", "norm": "post"}, training=given), workload())
+    assert (planned.training.learning_rate, planned.training.warmup_steps) == (rate, warmup_steps)
 
 
 @pytest.mark.parametrize(
