@@ -52,10 +52,10 @@ def choose_training(
     steps: int,
     width: int,
     speed: float,
-    post_norm: bool = False,
+    post_norm: bool,
 ) -> list[Choice]:
-    """All automatic values except the model sizes and the vocabulary, for a model of width `width`, which may
-    be new and have norms after its sublayers (`post_norm`).
+    """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
+    `post_norm`: whether it is new and has norms after its sublayers.
 
     The run has `steps` steps of `batch` padded tokens, at `speed` target tokens/s.
     """
@@ -73,7 +73,7 @@ def choose_training(
         Choice("model.dropout", dropout(epochs), f"each pair is seen {epochs:.3g} times"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
         Choice("training.batch_tokens", batch, f"{useful / 1e6:.3g} million target tokens in all"),
-        Choice("training.learning_rate", rate, f"model width {width}" + ", post-norm" * post_norm),
+        Choice("training.learning_rate", rate, f"model width {width}{', post-norm' if post_norm else ''}"),
         Choice("training.warmup_steps", warmup_steps, f"{share} of {useful_steps:,} steps"),
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
         Choice("training.checkpoint_every", saved_every, "with each validation or more often"),

@@ -25,10 +25,11 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _reject_unknown_keys(cls, values: dict[Any, Any] | Self) -> dict[Any, Any] | Self:
-        if isinstance(values, dict):
-            values = {key: value for key, value in values.items() if key not in cls.removed_keys}
-        for key in values if isinstance(values, dict) else ():
+    def _check_keys(cls, values: dict[Any, Any] | Self) -> dict[Any, Any] | Self:
+        if not isinstance(values, dict):
+            return values
+        values = {key: value for key, value in values.items() if key not in cls.removed_keys}
+        for key in values:
             if key not in cls.model_fields:
                 close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
                 hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(cls.model_fields)}"

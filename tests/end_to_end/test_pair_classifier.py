@@ -285,7 +285,11 @@ def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path, monke
     ("changes", "message"),
     [
         ({"model": {"decoder_layers": 2}}, "a pair classifier has no decoder; remove decoder_layers"),
-        ({"model": {"preset": "auto"}}, "preset: auto is for translation models; give another preset"),
+        (
+            {"model": {"preset": "auto"}},
+            "presets auto and student_.* are for translation models; give another",
+        ),
+        ({"model": {"preset": "student_tiny"}}, "presets auto and student_.* are for translation models"),
         ({"training": {"r_drop": 1.0}}, "training.r_drop does not apply to a pair classifier"),
         (
             {"training": {"freeze": ["decoder"]}},

@@ -24,7 +24,7 @@ class Architecture(Section):
         None,
         description="named sizes, with one decoder layer if they end in `_deep`; auto: mtrain chooses the "
         "sizes and the recipe for your data, and with training.init_from the recipe alone; `student_*`: "
-        "sizes and settings that the bergamot export requires, and mtrain chooses the recipe. If the key is "
+        "fixed sizes for the bergamot export, and mtrain chooses the recipe. If the key is "
         "absent: auto; null with sizes; tiny for a pair classifier",
     )
     head: Head = Field(
@@ -51,7 +51,9 @@ class Architecture(Section):
         "relu", description="activation function of the feed-forward sublayers"
     )
     norm: Literal["pre", "post"] = Field(
-        "pre", description="layer normalization before or after each sublayer"
+        "pre",
+        description="layer normalization before or after each sublayer; post: sublayers start with small "
+        "weights, and the learning rate rises slowly",
     )
     positions: Positions = Field(
         "sinusoidal",
@@ -85,7 +87,8 @@ class Architecture(Section):
     def _head_fits(self) -> Self:
         if self.is_classifier:
             if self.preset == "auto":
-                raise ValueError("preset: auto is for translation models; give another preset, such as tiny")
+                kinds = "presets auto and student_* are for translation models"
+                raise ValueError(f"{kinds}; give another preset, such as tiny")
             if (self.decoder_layers, self.tie_embeddings, self.output_bias) != (0, "all", False):
                 raise ValueError(f"a pair classifier has no decoder; remove {', '.join(DECODER_KEYS)}")
         elif not self.decoder_layers:

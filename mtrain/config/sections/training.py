@@ -49,7 +49,8 @@ class TrainingConfig(Section):
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
         None,
         description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model, or with "
-        "init_from or `norm: post` 0.256 / model.d_model, and less in short runs with `norm: post`",
+        "init_from or `norm: post` 0.256 / model.d_model; less for a new model with `norm: post` if the run "
+        "has fewer than 2,000 steps",
     )
     schedule: Schedule = Field(
         "inverse_sqrt",
@@ -59,8 +60,8 @@ class TrainingConfig(Section):
     warmup_steps: Count | None = Field(
         None,
         description="steps over which the learning rate rises linearly from zero; null: 8% of the steps that "
-        "max_steps and max_epochs allow, or 1,000; with `norm: post`, 20% or 1,000 steps, whichever is more, "
-        "but at most half of the steps",
+        "max_steps and max_epochs allow, or 1,000; for a new model with `norm: post` 20%, but at least 1,000 "
+        "and at most half of the steps, or 2,500",
     )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"

@@ -145,18 +145,19 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     if training.max_epochs is not None:
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
     rate, steps, post_norm = training.learning_rate, training.warmup_steps, _is_new_with_post_norm(config)
+    warmup, width = recipe.warmup(min(limits, default=UNKNOWN_STEPS), post_norm), config.model.d_model
     if rate is None and training.init_from:
-        rate = fine_tuning_recipe.peak_rate(config.model.d_model)
-    if steps is None:
-        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS), post_norm)
-        rate = rate or recipe.peak_rate(config.model.d_model, post_norm, steps)
-    rate = rate or recipe.peak_rate(config.model.d_model, post_norm)
-    values = {"learning_rate": rate, "warmup_steps": steps}
+        rate = fine_tuning_recipe.peak_rate(width)
+    elif rate is None:
+        rate = recipe.peak_rate(width, post_norm, warmup)
+    values = {"learning_rate": rate, "warmup_steps": warmup if steps is None else steps}
     return config.model_copy(update={"training": training.model_copy(update=values)}), choices
 
 
 def _is_new_with_post_norm(config: Config) -> bool:
-    return config.model.norm == "post" and config.training.init_from is None
+    """Whether the rate must rise slowly: not for an encoder alone, nor for one that has learned."""
+    model, is_new = config.model, config.training.init_from is None
+    return is_new and model.norm == "post" and not model.is_classifier
 
 
 def _is_given(config: Config, key: str) -> bool:
@@ -290,7 +291,7 @@ class _Timer:
 
 def log_choices(choices: Sequence[Choice]) -> None:
     """Log the values that were chosen, with reasons, as a table."""
-    log.info("model.preset: auto chose these values; to change one, give the key in the config:")
+    log.info("mtrain chose these values; to change one, give the key in the config:")
     widths = [max(len(str(choice[column])) for choice in choices) for column in (0, 1)]
     for key, value, reason in choices:
         log.info("  %s  %s  %s", key.ljust(widths[0]), str(value).rjust(widths[1]), reason)

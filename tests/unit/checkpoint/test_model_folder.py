@@ -46,6 +46,18 @@ def test_a_model_folder_without_the_later_dropout_keys_loads(run_dir, tmp_path):
     assert load_model(copy).config == load_model(run_dir / "model").config
 
 
+def test_a_model_folder_with_a_key_that_was_removed_loads(run_dir, tmp_path):
+    older = (
+        (run_dir / "model/config.yaml")
+        .read_text()
+        .replace("\nmodel:\n", "\nmodel:\n  initialization: xavier\n")
+    )
+    assert "initialization" in older
+    weights, copy = run_dir / "model/model.safetensors", tmp_path / "copy"
+    save_model_folder(copy, weights, older, Tokenizer(run_dir / "tokenizer"), ModelInfo())
+    assert load_model(copy).config == load_model(run_dir / "model").config
+
+
 def test_only_the_weights_in_the_manifest_are_loaded(run_dir, model_copy):
     shutil.copy(model_copy / "model.safetensors", model_copy / "average.safetensors")
     tensors = load_file(model_copy / "average.safetensors")

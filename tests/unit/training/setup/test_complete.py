@@ -78,6 +78,7 @@ given_keys = st.fixed_dictionaries(
                 "activation_dropout": st.none() | st.floats(0, 0.9),
                 "d_model": st.sampled_from([100, 128, 256]),
                 "encoder_layers": st.integers(1, 12),
+                "norm": st.sampled_from(["pre", "post"]),
             },
         ),
         "training": st.fixed_dictionaries(
@@ -205,12 +206,15 @@ def test_a_student_gets_the_automatic_recipe_but_keeps_its_sizes(preset, rate):
     [
         ({"max_steps": 5_000}, 0.0005, 1_000),
         ({"max_steps": 400}, 0.0001, 200),
-        ({"max_steps": 500, "warmup_steps": 0}, 0.0005, 0),
+        ({"max_steps": 400, "warmup_steps": 0}, 0.0001, 0),
     ],
 )
 def test_with_norms_after_the_sublayers_the_rate_suits_the_warm_up(given, rate, warmup_steps):
-    planned, _ = choose_values(config(model={"preset": "base", "norm": "post"}, training=given), workload())
-    assert (planned.training.learning_rate, planned.training.warmup_steps) == (rate, warmup_steps)
+    sizes = PRESETS["base"]
+    for preset in ("auto", None):
+        made = config(model={**sizes, "preset": preset, "norm": "post"}, training=given)
+        planned = choose_values(made, workload())[0].training
+        assert (planned.learning_rate, planned.warmup_steps) == (rate, warmup_steps)
 
 
 @pytest.mark.parametrize(
@@ -432,10 +436,19 @@ def fine_tuned(size: CorpusSize = MULTI30K, **training: Any) -> TrainingConfig:
     return planned.training
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("preset", ["auto", None])
-def test_fine_tuning_starts_with_a_lower_rate(preset):
-    made = config(model={**INITIAL, "preset": preset}, training={"init_from": "runs/y", "max_steps": 100})
-    assert choose_values(made, workload())[0].training.learning_rate == 0.002
+def test_fine_tuning_starts_with_a_lower_rate(preset, norm):
+    model = {**INITIAL, "preset": preset, "norm": norm}
+    made = config(model=model, training={"init_from": "runs/y", "max_steps": 100})
+    planned = choose_values(made, workload())[0].training
+    assert (planned.learning_rate, planned.warmup_steps) == (0.002, 8)
+
+
+def test_a_pair_classifier_with_norms_after_the_sublayers_has_the_usual_rate():
+    model = {"head": "pair_classifier", "preset": "tiny", "norm": "post"}
+    planned = choose_values(config(model=model, training={"max_steps": 100}), workload())[0].training
+    assert (planned.learning_rate, planned.warmup_steps) == (0.004, 8)
 
 
 @pytest.mark.parametrize(("pairs", "epochs"), [(1_000, 42), (29_000, 15), (1_000_000, 5), (20_000_000, 2)])
