@@ -15,6 +15,10 @@ from tests.support.training import merged
 from tests.support.translator_page import check_page, open_page, text_of
 
 __all__ = ["engine"]
+ENDED = """
+    const data = {id: -1, error: {message: "Aborted(no memory)"}};
+    worker.dispatchEvent(new MessageEvent("message", {data}));
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +92,36 @@ def test_control_characters_do_not_end_the_engine(address, browser):
 @pytest.mark.slow
 def test_an_engine_that_has_ended_is_started_again(address, browser):
     open_page(browser, address, 1400, "light")
-    ended = """
-        const old = worker, data = {id: -1, error: {message: "Aborted()"}};
-        waiting.set(-1, {accept() {}, reject() {}});
-        old.dispatchEvent(new MessageEvent("message", {data}));
-        old.terminate();
-    """
     source = browser.find_element("id", "source")
     source.send_keys("The sun shines.")
     assert text_of(browser, "target", "scheint.") == "Die Sonne scheint."
-    browser.execute_script(ended)
+    browser.execute_script(ENDED)
     source.clear()
     source.send_keys("It rains.")
     assert text_of(browser, "target", "regnet.") == "Es regnet."
+
+
+DURING_FETCH = f"const original = fetch; window.fetch = (file) => {{ {ENDED} return original(file); }};"
+DURING_CALL = """
+    const post = Worker.prototype.postMessage;
+    Worker.prototype.postMessage = function(data) {
+        if (data.name === "initialize") return post.call(this, data);
+        this.dispatchEvent(new ErrorEvent("error", {message: "no instance"}));
+    };
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "message"), [(DURING_FETCH, "Aborted(no memory)"), (DURING_CALL, "no instance")]
+)
+def test_an_engine_that_ends_during_loading_is_reported(address, browser, changed, message):
+    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": changed})
+    try:
+        open_page(browser, address, 1400, "light")
+        assert message in text_of(browser, "message", "no ")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 @pytest.mark.slow

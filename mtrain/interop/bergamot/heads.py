@@ -3,31 +3,41 @@ averages all heads of a layer."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.alignment import Words, align, words_at
 from mtrain.decoding.search.forced import all_attention
 from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
+from mtrain.tokenizer.vocabulary import Vocabulary
 
 
 def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, int]:
-    """The decoder layer and the head whose attention agrees best with the alignments of mtrain: the share of
-    target tokens that attend most to the same source token, in translations of rows of source ids."""
+    """The decoder layer and the head whose word alignments have the most links in common with those of
+    mtrain, in translations of rows of source ids, which end with EOS."""
     model, layer = DecodingTransformer(loaded.model), loaded.config.decoding.alignment_layer
-    agreements = torch.zeros(len(loaded.model.decoder), loaded.model.config.heads)
+    agreements = np.zeros((len(loaded.model.decoder), loaded.model.config.heads))
     for row in rows:
         source = torch.tensor([row])
         keep = torch.ones_like(source, dtype=torch.bool)
         [[best, *_]] = search([model], source, keep, DecodingConfig(beam_size=1))
         target = torch.tensor([[*best.ids, loaded.model.config.eos_id]])
-        cross = torch.cat(all_attention(model, source, keep, target)["cross"])  # (L, H, T, S)
-        ours = cross[-1 if layer is None else layer].mean(dim=0).argmax(dim=-1)  # (T)
-        agreements += (cross.argmax(dim=-1) == ours).sum(dim=-1)
-    best_layer, best_head = divmod(int(agreements.argmax()), loaded.model.config.heads)
-    return best_layer, best_head
+        cross = torch.cat(all_attention(model, source, keep, target)["cross"]).numpy()  # (L, H, T, S)
+        words = _words(loaded.tokenizer.source, row[:-1]), _words(loaded.tokenizer.target, best.ids)
+        ours = set(align(cross[-1 if layer is None else layer].mean(axis=0), *words))
+        for place in np.ndindex(agreements.shape):
+            agreements[place] += len(ours.intersection(align(cross[place], *words)))
+    best_layer, best_head = np.unravel_index(agreements.argmax(), agreements.shape)
+    return int(best_layer), int(best_head)
+
+
+def _words(vocabulary: Vocabulary, ids: list[int]) -> list[Words]:
+    """The words of each token."""
+    return words_at(vocabulary.decode([ids])[0], vocabulary.decoded_positions(ids))
 
 
 def with_head_first(tensors: dict[str, Tensor], layer: int, head: int, heads: int) -> dict[str, Tensor]:

@@ -2,31 +2,36 @@
 // Translations by the Bergamot engine, in a worker.
 const site = {{ data }};
 const waiting = new Map(), loaded = new Map();
-let worker = null, ready = null, calls = 0, turn = Promise.resolve();
+let worker = null, ready = null, failure = null, calls = 0, turn = Promise.resolve();
 
 const call = (name, ...args) => new Promise((accept, reject) => {
+  if (failure) return reject(failure);
   waiting.set(++calls, { accept, reject });
   worker.postMessage({ id: calls, name, args });
 });
 
+// All calls fail, those that wait and those to come, until the engine is started again.
+function end(message) {
+  worker.terminate();
+  failure = new Error(message);
+  ready = null;
+  waiting.forEach(({ reject }) => reject(failure));
+  waiting.clear();
+}
+
 // Starts the engine, for the first time or after it has ended.
 function open() {
   loaded.clear();
+  failure = null;
   worker = new Worker("engine/translator-worker.js");
   worker.addEventListener("message", ({ data: { id, result, error } }) => {
+    if (error && error.message.startsWith("Aborted")) return end(error.message);
     const { accept, reject } = waiting.get(id);
     waiting.delete(id);
-    if (!error) return accept(result);
-    reject(new Error(error.message));
-    if (error.message.startsWith("Aborted")) {
-      worker.terminate();
-      ready = open();
-    }
+    if (error) reject(new Error(error.message)); else accept(result);
   });
-  const failed = new Promise((_, reject) => {
-    worker.addEventListener("error", (event) => reject(new Error(event.message || "The engine does not start.")));
-  });
-  return Promise.race([call("initialize", { cacheSize: 16384 }), failed]);
+  worker.addEventListener("error", ({ message }) => end(message || "The engine does not start."));
+  return call("initialize", { cacheSize: 16384 });
 }
 
 async function read(file) {
@@ -105,7 +110,7 @@ const backend = {
     const text = q.replace(/[\0-\x08\x0b-\x1f\x7f]/g, " "); // the engine ends at some of these characters
     const answer = turn.then(async () => {
       if (signal.aborted) return null;
-      await ready;
+      await (ready ??= open());
       await load(site.models.find((model) => model.source === source && model.target === target));
       return translateLines(text, { from: source, to: target }, signal);
     });
@@ -115,7 +120,7 @@ const backend = {
   async start() {
     if (location.protocol === "file:")
       throw new Error("Browsers do not run the engine from files. Serve this folder: python -m http.server");
-    await (ready = open());
+    await (ready ??= open());
     await load(site.models[0]);
     const [{ source, target }] = site.models;
     return { languages: site.languages, language: { source: { code: source }, target: { code: target } } };

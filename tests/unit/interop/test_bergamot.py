@@ -183,6 +183,7 @@ def test_the_head_that_agrees_with_the_alignments_is_chosen(model_of):
     attention: Any = loaded.model.decoder[0].cross_attention.query_key_value
     by_head = attention.weight.data.view(3, 4, 16, 64)
     by_head[0, [0, 1, 3]], attention.bias.data[:64] = 0, 0
+    by_head[0, 2] *= 30  # sharp: with flat heads, words with many tokens win
     assert choose_head(loaded, [row for _, row in sentences_of(loaded, SOURCES)]) == (0, 2)
 
 
@@ -385,7 +386,7 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="45 of 100: one head is not the mean of all heads")
+@pytest.mark.xfail(strict=True, reason="46 of 100: one head is not the mean of all heads")
 def test_the_engine_puts_tags_around_the_same_words(engine, student, tmp_path):
     texts = [pair.source for pair in toy_pairs("test")][:100]
     tagged = with_bold_words(texts)
