@@ -36,7 +36,10 @@ class Server:
     _files: dict[str, tuple[float, str]] = field(default_factory=dict)  # times and texts, by name
 
     def __post_init__(self) -> None:
-        self.batcher = Batcher(max(model.translator.workers.count for model in self.models.served))
+        workers = [model.translator.workers for model in self.models.served]
+        for each in workers:
+            each.start_after = 0.0  # a server has time to start processes
+        self.batcher = Batcher(max(each.count for each in workers))
 
     async def fields(self, request: Request) -> dict[str, Any]:
         """The fields of a request, whose origin and API key are checked."""
