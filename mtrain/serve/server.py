@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ class Server:
     hosts: Sequence[str] = ("*",)  # names by which the server may be addressed; * for all
     seconds: float = 300.0  # for the translation of a request
     counts: Counter[str] = field(default_factory=Counter)
-    _files: dict[str, tuple[float, str]] = field(default_factory=dict)  # times and texts, by name
+    _files: dict[str, str] = field(default_factory=dict)  # texts by name
 
     def __post_init__(self) -> None:
         workers = [model.translator.workers for model in self.models.served]
@@ -61,8 +60,8 @@ class Server:
         n_best: int = 1,
         alignments: bool = False,
     ) -> list[Translation]:
-        """Translate texts. Raises QueueFullError, TimeoutError, UsageError,
-        and HTTPException if decoding fails. If the client of the request goes away, it is canceled."""
+        """Translate texts. Raises TimeoutError, UsageError, and HTTPException if the
+        server is busy or decoding fails. If the client of the request goes away, it is canceled."""
         self.counts["characters_total"] += sum(map(len, texts))
         async with asyncio.timeout(self.seconds):
             future = await run_in_threadpool(self.batcher.submit, translator, texts, n_best, alignments)
@@ -83,17 +82,15 @@ class Server:
     def keep_file(self, text: str) -> str:
         """Keep a translated file for an hour; returns its name."""
         name = f"{secrets.token_urlsafe(16)}.txt"
-        self._files = dict([*self._files.items(), (name, (time.monotonic(), text))][-_FILES_KEPT:])
+        self._files = dict([*self._files.items(), (name, text)][-_FILES_KEPT:])
+        asyncio.get_running_loop().call_later(SECONDS_KEPT, lambda: self._files.pop(name, None))
         return name
 
     def file(self, name: str) -> str:
         """The text of a translated file. Raises HTTPException if it is not kept any longer."""
-        self._files = {
-            key: kept for key, kept in self._files.items() if time.monotonic() - kept[0] < SECONDS_KEPT
-        }
         if name not in self._files:
             raise HTTPException(404, "no such file; translated files are kept for an hour")
-        return self._files[name][1]
+        return self._files[name]
 
     def metrics(self) -> str:
         """The counters, in the text format of Prometheus."""
