@@ -31,8 +31,9 @@ from mtrain.errors import is_recoverable
 log = logging.getLogger(__name__)
 
 SHORT = 64  # tokens; longer parts are decoded by a thread of their own
-QUIET = 0.003  # seconds without a new request after which idle threads begin to decode
-PATIENCE = 0.02  # seconds for which a request waits for others, at most
+QUIET = (0.003, 0.03)  # seconds without a new request after which idle threads begin to decode: least, most
+_QUIET_SHARE = 0.01  # of the seconds that the last batch has taken, between these limits
+PATIENCE = 10.0  # times as long, a request waits for others at most
 MOST_WAITING = 2048  # parts, before those of the last request
 
 
@@ -82,7 +83,8 @@ class WaitingParts:
     def __init__(self) -> None:
         self._parts: list[WaitingPart] = []  # in order
         self._turn = 0  # of the first part of the next request
-        self._last_arrival = 0.0
+        self._last_arrival = self._last_end = 0.0
+        self._quiet = QUIET[0]
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -100,9 +102,16 @@ class WaitingParts:
         return min((part.request.arrived for part in self._parts), default=math.inf)
 
     def delay(self, now: float) -> float:
-        """The seconds to wait for further requests: until none has arrived for `QUIET`, but at most until the
-        oldest one has waited for `PATIENCE`."""
-        return max(0.0, min(self._last_arrival + QUIET, self.oldest() + PATIENCE) - now)
+        """The seconds to wait for further requests. The clients of a batch that has just ended may ask again;
+        if its end did not count as an arrival, many small batches would follow."""
+        quiet_since = max(self._last_arrival, self._last_end)
+        waiting_since = max(self.oldest(), self._last_end)
+        return max(0.0, min(quiet_since + self._quiet, waiting_since + PATIENCE * self._quiet) - now)
+
+    def end(self, now: float, seconds: float) -> None:
+        """A batch ends that has taken some seconds."""
+        self._last_end = now
+        self._quiet = min(max(QUIET[0], _QUIET_SHARE * seconds), QUIET[1])
 
     def take(self, share: int = 1) -> list[WaitingPart]:
         """Remove the parts of the next batch: the first part, and the parts closest to it in length, within
@@ -190,10 +199,12 @@ class Batcher:
     def _work(self, queue: WaitingParts, threads: int, default: int) -> None:
         use_threads(threads, default)
         while batch := self._next_batch(queue):
-            start = time.perf_counter()
+            start = time.monotonic()
             self._decode(batch)
-            seconds: Any = time.perf_counter() - start
+            end = time.monotonic()
+            seconds: Any = end - start
             with self._condition:
+                queue.end(end, seconds)
                 self.counts.update(batches_total=1, parts_total=len(batch), decoding_seconds_total=seconds)
 
     def _next_batch(self, queue: WaitingParts) -> list[WaitingPart]:

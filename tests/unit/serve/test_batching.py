@@ -15,7 +15,7 @@ from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.split import Part
 from mtrain.errors import ModelError, UsageError
 from mtrain.serve import batching
-from mtrain.serve.batching import PATIENCE, QUIET, Batcher, Request, WaitingParts
+from mtrain.serve.batching import Batcher, Request, WaitingParts
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
 
@@ -47,15 +47,27 @@ def taken(parts, share=1):
 
 def test_idle_threads_wait_until_no_request_has_arrived_for_a_moment():
     parts = waiting(request(5, arrived=1.0), request(5, arrived=1.002))
-    assert parts.delay(1.002) == pytest.approx(QUIET)
-    assert parts.delay(1.002 + QUIET) == 0
+    assert parts.delay(1.002) == pytest.approx(0.003)
+    assert parts.delay(1.005) == 0
 
 
 def test_no_request_waits_long_for_others():
-    arrivals = [1.0 + number * QUIET / 2 for number in range(100)]
+    arrivals = [1.0 + number / 1000 for number in range(100)]
     parts = waiting(*(request(5, arrived=arrived) for arrived in arrivals))
-    assert parts.delay(1.0 + PATIENCE / 2) == pytest.approx(PATIENCE / 2)
+    assert parts.delay(1.028) == pytest.approx(0.002)
     assert parts.delay(arrivals[-1]) == 0
+
+
+def test_idle_threads_wait_for_the_clients_of_the_last_batch():
+    parts = waiting(request(5, arrived=1.0))
+    parts.end(2.0, seconds=1.5)
+    assert parts.delay(2.0) == pytest.approx(0.015)
+    for number in range(20):
+        parts.add(request(5, arrived=2.0 + number / 100), [0])
+    assert parts.delay(2.14) == pytest.approx(0.01)
+    assert parts.delay(2.15) == 0
+    parts.end(3.0, seconds=60.0)
+    assert parts.delay(3.0) == pytest.approx(0.03)
 
 
 def test_a_batch_fits_the_budget():
