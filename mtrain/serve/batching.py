@@ -31,9 +31,10 @@ from mtrain.errors import is_recoverable
 log = logging.getLogger(__name__)
 
 SHORT = 64  # tokens; longer parts are decoded by a thread of their own
-QUIET = (0.003, 0.03)  # seconds without a new request after which idle threads begin to decode: least, most
-_QUIET_SHARE = 0.01  # of the seconds that the last batch has taken, between these limits
-PATIENCE = 10.0  # times as long, a request waits for others at most
+# Seconds without a new request after which idle threads begin to decode: a share of the time of the last batch,
+# within limits. Requests wait for others for at most `_PATIENCE` times as long.
+_QUIET_SHARE, _LEAST_QUIET, _MOST_QUIET = 0.01, 0.003, 0.03
+_PATIENCE = 10.0
 MOST_WAITING = 2048  # parts, before those of the last request
 
 
@@ -84,7 +85,7 @@ class WaitingParts:
         self._parts: list[WaitingPart] = []  # in order
         self._turn = 0  # of the first part of the next request
         self._last_arrival = self._last_end = 0.0
-        self._quiet = QUIET[0]
+        self._quiet = _LEAST_QUIET
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -106,12 +107,12 @@ class WaitingParts:
         if its end did not count as an arrival, many small batches would follow."""
         quiet_since = max(self._last_arrival, self._last_end)
         waiting_since = max(self.oldest(), self._last_end)
-        return max(0.0, min(quiet_since + self._quiet, waiting_since + PATIENCE * self._quiet) - now)
+        return max(0.0, min(quiet_since + self._quiet, waiting_since + _PATIENCE * self._quiet) - now)
 
     def end(self, now: float, seconds: float) -> None:
         """A batch ends that has taken some seconds."""
         self._last_end = now
-        self._quiet = min(max(QUIET[0], _QUIET_SHARE * seconds), QUIET[1])
+        self._quiet = min(max(_LEAST_QUIET, _QUIET_SHARE * seconds), _MOST_QUIET)
 
     def take(self, share: int = 1) -> list[WaitingPart]:
         """Remove the parts of the next batch: the first part, and the parts closest to it in length, within
