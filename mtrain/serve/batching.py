@@ -31,8 +31,8 @@ from mtrain.errors import is_recoverable
 log = logging.getLogger(__name__)
 
 SHORT = 64  # tokens; longer parts are decoded by a thread of their own
-# Seconds without a new request after which idle threads begin to decode: a share of the time of the last batch,
-# within limits. Requests wait for others for at most `_PATIENCE` times as long.
+# Seconds without a new request after which idle threads begin to decode: a share of the time of the last
+# batch, within limits. Requests wait for others for at most `_PATIENCE` times as long.
 _QUIET_SHARE, _LEAST_QUIET, _MOST_QUIET = 0.01, 0.003, 0.03
 _PATIENCE = 10.0
 MOST_WAITING = 2048  # parts, before those of the last request
