@@ -87,22 +87,18 @@ async def _detect(server: Server, request: Request) -> Response:
     return JSONResponse(await server.detect(require_texts([q], server.char_limit)))
 
 
-async def _languages(server: Server, _: Request) -> Response:
-    return JSONResponse(server.models.languages())
-
-
 async def _metrics(server: Server, request: Request) -> Response:
     require_key(request, {}, server.key_digests)
     return PlainTextResponse(server.metrics())
 
 
-async def _frontend_settings(server: Server, _: Request) -> Response:
+def _frontend_settings(server: Server) -> dict[str, Any]:
     source, keys = server.models.sources[0], bool(server.key_digests)
     sides = {"source": source, "target": server.models.targets_of(source)[0]}
     language = {side: {"code": code, "name": language_name(code)} for side, code in sides.items()}
     limits = {"charLimit": server.char_limit, "frontendTimeout": 300, "apiKeys": keys, "keyRequired": keys}
     files = {"suggestions": False, "filesTranslation": True, "supportedFilesFormat": [".txt"]}
-    return JSONResponse({**limits, **files, "language": language})
+    return {**limits, **files, "language": language}
 
 
 async def _translate_file(server: Server, request: Request) -> Response:
@@ -143,13 +139,7 @@ async def _on_error(server: Server, request: Request, error: Exception) -> Respo
 
 def make_app(server: Server) -> Starlette:
     """The application. Its end waits for all translations."""
-    asking = {
-        "/languages": _languages,
-        "/metrics": _metrics,
-        "/frontend/settings": _frontend_settings,
-        "/v1/models": openai.list_models,
-        "/download_file/{name}": _download_file,
-    }
+    asking = {"/metrics": _metrics, "/v1/models": openai.list_models, "/download_file/{name}": _download_file}
     sending = {
         "/translate": _translate,
         "/translate_file": _translate_file,
@@ -162,6 +152,8 @@ def make_app(server: Server) -> Starlette:
         "/docs": HTMLResponse((assets / "docs.html").read_bytes()),
         "/spec": Response((assets / "openapi.json").read_bytes(), media_type="application/json"),
         "/health": JSONResponse({"status": "ok"}),
+        "/languages": JSONResponse(server.models.languages()),
+        "/frontend/settings": JSONResponse(_frontend_settings(server)),
     }
     routes = [Route(path, response, methods=["GET"]) for path, response in constant.items()]
     routes += [Route(path, partial(function, server), name=path) for path, function in asking.items()]

@@ -93,8 +93,8 @@ class WaitingParts:
     def add(self, request: Request, indices: Iterable[int]) -> None:
         """Add parts of a request; its longest parts come first, so that batches have parts of like length.
         Each has a turn of its own, so that a long request does not hold up others."""
-        ordered = sorted((WaitingPart(0, request, index) for index in indices), key=lambda part: -part.length)
-        self._parts += [part._replace(turn=self._turn + k) for k, part in enumerate(ordered)]
+        ordered = sorted(indices, key=lambda i: -len(request.task.parts[i].source))
+        self._parts += [WaitingPart(turn, request, i) for turn, i in enumerate(ordered, self._turn)]
         self._parts.sort(key=lambda part: part.turn)
         self._last_arrival = request.arrived
 
