@@ -86,6 +86,7 @@ class WaitingParts:
         self._turn = 0  # of the first part of the next request
         self._last_arrival = self._last_end = 0.0
         self._quiet = _LEAST_QUIET
+        self.idle = 0  # threads that wait for parts
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -114,16 +115,16 @@ class WaitingParts:
         self._last_end = now
         self._quiet = min(max(_LEAST_QUIET, _QUIET_SHARE * seconds), _MOST_QUIET)
 
-    def take(self, share: int = 1) -> list[WaitingPart]:
+    def take(self) -> list[WaitingPart]:
         """Remove the parts of the next batch: the first part, and the parts closest to it in length, within
-        the budget of its request. They are chosen from about one in `share` of the waiting parts."""
+        the budget of its request. They are chosen from the share of an idle thread."""
         self._parts = [part for part in self._parts if not part.request.future.done()]
         if not self._parts:
             return []
         first, budget = self._parts[0], self._parts[0].request.budget
         self._turn = 1 + max(self._turn, first.turn)  # later requests do not hold up earlier ones forever
         same = [part for part in self._parts if part.request.kind == first.request.kind]
-        most = min(math.ceil(len(self) / share), 2 * budget // batches.SHORT)
+        most = min(math.ceil(len(self) / max(1, self.idle)), 2 * budget // batches.SHORT)
         near = sorted(same[: max(1, most)], key=lambda part: abs(part.length - first.length))
         longest = accumulate((part.length for part in near), max)
         fitting = sum(count * length <= budget for count, length in enumerate(longest, start=1))
@@ -142,7 +143,6 @@ class Batcher:
         self.counts: Counter[str] = Counter(failures_total=0)  # what the threads have done
         self._condition = threading.Condition()
         self._short, self._long = WaitingParts(), WaitingParts()
-        self._idle = 0  # threads that wait for short parts
         self._closed = False
         cores = torch.get_num_threads()
         # The same number for all, because results depend on it; see `Translator.translate`.
@@ -172,7 +172,6 @@ class Batcher:
         request = Request(texts, task, decode, tokens // config.hypotheses, time.monotonic())
         if not parts:
             request.finish({})
-            return request.future
         with self._condition:
             if self._closed or self.waiting >= MOST_WAITING:
                 oldest = min(self._short.oldest(), self._long.oldest(), request.arrived)
@@ -211,16 +210,15 @@ class Batcher:
     def _next_batch(self, queue: WaitingParts) -> list[WaitingPart]:
         """The next batch, once there is one; an empty one after `close`."""
         with self._condition:
-            is_short = queue is self._short
-            self._idle += is_short
+            queue.idle += 1
             batch: list[WaitingPart] = []
             while not batch and (queue or not self._closed):
                 delay = queue.delay(time.monotonic()) if queue else None
                 if delay is None or (delay and not self._closed):
                     self._condition.wait(delay)
                 else:
-                    batch = queue.take(self._idle if is_short else 1)
-            self._idle -= is_short
+                    batch = queue.take()
+            queue.idle -= 1
             return batch
 
     def _decode(self, batch: Sequence[WaitingPart]) -> None:
