@@ -1,7 +1,9 @@
 """What the routes of a server share: its models, its limits, its counters, and translated files."""
 
 import asyncio
+import math
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +34,7 @@ class Server:
     hosts: Sequence[str] = ("*",)  # names by which the server may be addressed; * for all
     seconds: float = 300.0  # for the translation of a request
     counts: Counter[str] = field(default_factory=Counter)
-    _files: dict[str, str] = field(default_factory=dict)  # texts by name
+    _files: dict[str, tuple[float, str]] = field(default_factory=dict)  # times and texts, by name
 
     def __post_init__(self) -> None:
         workers = [model.translator.workers for model in self.models.served]
@@ -82,15 +84,15 @@ class Server:
     def keep_file(self, text: str) -> str:
         """Keep a translated file for an hour; returns its name."""
         name = f"{secrets.token_urlsafe(16)}.txt"
-        self._files = dict([*self._files.items(), (name, text)][-_FILES_KEPT:])
-        asyncio.get_running_loop().call_later(SECONDS_KEPT, lambda: self._files.pop(name, None))
+        self._files = dict([*self._files.items(), (name, (time.monotonic(), text))][-_FILES_KEPT:])
         return name
 
     def file(self, name: str) -> str:
         """The text of a translated file. Raises HTTPException if it is not kept any longer."""
-        if name not in self._files:
+        kept, text = self._files.get(name, (-math.inf, ""))
+        if time.monotonic() - kept >= SECONDS_KEPT:
             raise HTTPException(404, "no such file; translated files are kept for an hour")
-        return self._files[name]
+        return text
 
     def metrics(self) -> str:
         """The counters, in the text format of Prometheus."""

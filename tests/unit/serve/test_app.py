@@ -109,7 +109,6 @@ def test_a_file_is_translated_and_kept_for_an_hour(client, monkeypatch):
     assert client.get(url).text == "Es regnet.\nEine Katze schläft.\n"
     assert "attachment" in client.get(url).headers["content-disposition"]
     monkeypatch.setattr("mtrain.serve.server.SECONDS_KEPT", 0)
-    url = client.post("/translate_file", data=TRANSLATE, files=file).json()["translatedFileUrl"]
     assert "an hour" in error_of(client.get(url), 404)
 
 
