@@ -34,15 +34,21 @@ class Served(NamedTuple):
     port: int
     ready_seconds: float
 
-    def cpu_seconds(self) -> float:
-        """The CPU time that it has used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def folders(self) -> list[Path]:
+        """The folders in /proc of the server and its worker processes."""
+        own = Path(f"/proc/{self.process.pid}")
+        workers = (pid for file in own.glob("task/*/children") for pid in file.read_text().split())
+        return [own, *(Path("/proc", pid) for pid in workers)]
 
-    def resident(self) -> int:
-        """Its memory in MB."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+    def cpu_seconds(self) -> float:
+        """The CPU time that it and its worker processes have used, including those that have ended."""
+        stats = [(each / "stat").read_text().rpartition(")")[2].split() for each in self.folders()]
+        return sum(int(ticks) for fields in stats for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+    def resident(self) -> list[int]:
+        """The memory of each process in MB."""
+        statuses = ((each / "status").read_text() for each in self.folders())
+        return [int(status.partition("VmRSS:")[2].split()[0]) // 1024 for status in statuses]
 
 
 @contextmanager
@@ -209,9 +215,12 @@ def main() -> None:
         results |= {"ready_seconds": server.ready_seconds, "ready_cpu_seconds": server.cpu_seconds()}
         results |= {"memory_mb": [server.resident()]}
         for clients in given.clients:
-            load, before = Load(server.port, lines, (given.source, given.target)), server.cpu_seconds()
+            load, start = Load(server.port, lines, (given.source, given.target)), time.monotonic()
+            before = server.cpu_seconds()
             figures = asyncio.run(load.run(clients, given.requests, given.seconds))
-            figures["cpu_ms"] = round(1000 * (server.cpu_seconds() - before) / max(1, len(load.latencies)))
+            cpu = server.cpu_seconds() - before
+            figures["cores"] = round(cpu / (time.monotonic() - start), 2)
+            figures["cpu_ms"] = round(1000 * cpu / max(1, len(load.latencies)))
             results["loads"].append(figures)
             results["memory_mb"].append(server.resident())
             answers += load.answers

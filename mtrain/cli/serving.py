@@ -66,6 +66,8 @@ def serve(
     catalog = Models([ServedModel.of(path, translator) for path, translator in loaded])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
+        # Connections inherit it. Otherwise, a body waits for the acknowledgment of its headers, up to 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client
         names = [*_LOOPBACK, "[::1]", *(_host_of(each) for each in cors or () if "*" not in each[1:])]
         hosts = names if host in _LOOPBACK and not keys else ["*"]  # see `_host_of`

@@ -42,7 +42,7 @@ def _join_parts(
     their k-th best."""
     if len(parts) == 1:
         return _with_n_best(parts[0], n_best)
-    columns = _kth_best(parts)
+    columns = kth_best(parts)
     return _with_n_best([join(column, space, length_penalty) for column in columns], n_best)
 
 
@@ -73,14 +73,14 @@ def _join_lines(lines: Sequence[Translation], text: str, n_best: int, length_pen
     consists of the k-th best of each line."""
     if len(lines) == 1:
         return lines[0]
-    columns = _kth_best([line.n_best or (line,) for line in lines])
+    columns = kth_best([line.n_best or (line,) for line in lines])
     return _with_n_best([_with_breaks(column, text, length_penalty) for column in columns], n_best)
 
 
-def _kth_best(ranked: Sequence[Sequence[Translation]]) -> Iterator[list[Translation]]:
+def kth_best(ranked: Sequence[Sequence[Translation]]) -> Iterator[list[Translation]]:
     """Yield the best translations of several texts, then the second best ones, and so on. Where a text has
-    fewer than others, its last one is repeated."""
-    for k in range(max(map(len, ranked))):
+    fewer than others, its last one is repeated. Without texts, one empty list."""
+    for k in range(max(map(len, ranked), default=1)):
         yield [found[min(k, len(found) - 1)] for found in ranked]
 
 

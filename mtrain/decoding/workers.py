@@ -50,6 +50,10 @@ class Workers:
     started, no more are started. After a fork, the child decodes without worker processes.
     """
 
+    # Held by a thread that decodes in this process. All objects share it, as their threads share Python's
+    # lock: meanwhile, worker processes decode the batches of other models, too.
+    _decoding = threading.Lock()
+
     def __init__(self, ensemble: Ensemble[Transformer], precision: str, count: int, processes: bool):
         self.originals, self.ensemble = ensemble, for_decoding(ensemble, precision)
         self.precision, self.count = precision, count
@@ -64,7 +68,6 @@ class Workers:
         self._wanted = self.count - 1 if processes else 0  # number of worker processes
         self._seconds = 0.0  # of decoding in this process
         self._exhausting = math.inf  # tokens of the smallest batch that has exhausted the memory of a GPU
-        self._decoding = threading.Lock()  # held by the thread that decodes in this process
         self._lock = threading.Lock()  # of the list of processes
         self._processes: list[WorkerProcess] = []
         self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()  # idle processes

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,18 +20,17 @@ from starlette.routing import Route
 
 from mtrain.config.language_names import language_name
 from mtrain.decoding.alignment import word_spans
+from mtrain.decoding.join import kth_best
 from mtrain.decoding.translation import Translation
 from mtrain.documents.html import Html
 from mtrain.errors import MtrainError
 from mtrain.serve import openai
-from mtrain.serve.batching import QueueFullError
 from mtrain.serve.requests import require_key, require_texts, text_of
 from mtrain.serve.server import Server
 from mtrain.tokenizer.tokenizer import valid_text
 from mtrain.web.page import translator_page
 
 _MOST_ALTERNATIVES = 20
-_ASSETS = {"/docs": ("docs.html", "text/html"), "/spec": ("openapi.json", "application/json")}
 
 
 async def _translate(server: Server, request: Request) -> Response:
@@ -53,7 +53,7 @@ async def _translate(server: Server, request: Request) -> Response:
     translations = await server.translate(request, translator, given, n_best, aligned)
     ranked = [[one.text for one in best.n_best or (best,)] for best in translations]
     if documents:
-        ranked = await run_in_threadpool(_put_back, documents, translations, n_best)
+        ranked = await run_in_threadpool(_put_back, documents, translations)
     elif aligned:
         for answer, text, best in zip(answers, texts, translations, strict=True):
             answer["alignments"] = _aligned_spans(text, best)
@@ -66,13 +66,12 @@ async def _translate(server: Server, request: Request) -> Response:
     return JSONResponse(answers[0])
 
 
-def _put_back(documents: Sequence[Html], translations: Sequence[Translation], n_best: int) -> list[list[str]]:
+def _put_back(documents: Sequence[Html], translations: Sequence[Translation]) -> list[list[str]]:
     """The translations of HTML, best first, from the translations of the texts in it."""
     remaining, found = iter(translations), []
     for document in documents:
-        ranked = [best.n_best or (best,) for best in (next(remaining) for _ in document.texts)]
-        columns = ([best[min(k, len(best) - 1)] for best in ranked] for k in range(n_best))
-        pairs = [[(each.text, each.alignment or ()) for each in column] for column in columns]
+        ranked = [best.n_best or (best,) for best in islice(remaining, len(document.texts))]
+        pairs = ([(each.text, each.alignment or ()) for each in column] for column in kth_best(ranked))
         found.append([document.with_translations(column) for column in pairs])
     return found
 
@@ -88,26 +87,18 @@ async def _detect(server: Server, request: Request) -> Response:
     return JSONResponse(await server.detect(require_texts([q], server.char_limit)))
 
 
-async def _languages(server: Server, _: Request) -> Response:
-    return JSONResponse(server.models.languages())
-
-
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok"})
-
-
 async def _metrics(server: Server, request: Request) -> Response:
     require_key(request, {}, server.key_digests)
     return PlainTextResponse(server.metrics())
 
 
-async def _frontend_settings(server: Server, _: Request) -> Response:
+def _frontend_settings(server: Server) -> dict[str, Any]:
     source, keys = server.models.sources[0], bool(server.key_digests)
     sides = {"source": source, "target": server.models.targets_of(source)[0]}
     language = {side: {"code": code, "name": language_name(code)} for side, code in sides.items()}
     limits = {"charLimit": server.char_limit, "frontendTimeout": 300, "apiKeys": keys, "keyRequired": keys}
     files = {"suggestions": False, "filesTranslation": True, "supportedFilesFormat": [".txt"]}
-    return JSONResponse({**limits, **files, "language": language})
+    return {**limits, **files, "language": language}
 
 
 async def _translate_file(server: Server, request: Request) -> Response:
@@ -131,23 +122,12 @@ async def _download_file(server: Server, request: Request) -> Response:
     return PlainTextResponse(server.file(request.path_params["name"]), headers=headers)
 
 
-async def _asset(request: Request) -> Response:
-    name, media_type = _ASSETS[request.scope["path"]]
-    return Response((files("mtrain.serve") / "assets" / name).read_bytes(), media_type=media_type)
-
-
-async def _page(_: Request) -> Response:
-    return HTMLResponse(translator_page("server"))
-
-
 async def _on_error(server: Server, request: Request, error: Exception) -> Response:
     status, message, headers = 500, f"bug in mtrain: {type(error).__name__}", {}
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
     elif isinstance(error, MtrainError):
         status, message = 400, str(error)
-    elif isinstance(error, QueueFullError):
-        status, message, headers = 429, str(error), {"Retry-After": str(1 + round(error.seconds))}
     elif isinstance(error, TimeoutError):
         status, message, headers = 503, "the translation takes too long", {"Retry-After": "10"}
     server.counts[f'errors_total{{status="{status}"}}'] += 1
@@ -159,20 +139,23 @@ async def _on_error(server: Server, request: Request, error: Exception) -> Respo
 
 def make_app(server: Server) -> Starlette:
     """The application. Its end waits for all translations."""
-    asking = {
-        "/languages": _languages,
-        "/metrics": _metrics,
-        "/frontend/settings": _frontend_settings,
-        "/v1/models": openai.list_models,
-        "/download_file/{name}": _download_file,
-    }
+    asking = {"/metrics": _metrics, "/v1/models": openai.list_models, "/download_file/{name}": _download_file}
     sending = {
         "/translate": _translate,
         "/translate_file": _translate_file,
         "/detect": _detect,
         "/v1/chat/completions": openai.complete_chat,
     }
-    routes = [Route("/", _page), *(Route(path, _asset) for path in _ASSETS), Route("/health", _health)]
+    assets = files("mtrain.serve") / "assets"
+    constant = {
+        "/": HTMLResponse(translator_page("server")),
+        "/docs": HTMLResponse((assets / "docs.html").read_bytes()),
+        "/spec": Response((assets / "openapi.json").read_bytes(), media_type="application/json"),
+        "/health": JSONResponse({"status": "ok"}),
+        "/languages": JSONResponse(server.models.languages()),
+        "/frontend/settings": JSONResponse(_frontend_settings(server)),
+    }
+    routes = [Route(path, response, methods=["GET"]) for path, response in constant.items()]
     routes += [Route(path, partial(function, server), name=path) for path, function in asking.items()]
     routes += [Route(path, partial(function, server), methods=["POST"]) for path, function in sending.items()]
 
@@ -183,6 +166,6 @@ def make_app(server: Server) -> Starlette:
 
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=server.hosts, www_redirect=False)
     cors = Middleware(CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"])
-    errors = (HTTPException, MtrainError, QueueFullError, TimeoutError, Exception)
+    errors = (HTTPException, MtrainError, TimeoutError, Exception)
     handlers = dict.fromkeys(errors, partial(_on_error, server))
     return Starlette(False, routes, [hosts, cors], handlers, lifespan)

@@ -9,13 +9,15 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
+from starlette.exceptions import HTTPException
 
 from mtrain.decoding import batches
 from mtrain.decoding.decode import DecodingTask
@@ -25,29 +27,22 @@ from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import Decode
 from mtrain.device import use_threads
 from mtrain.errors import is_recoverable
-from mtrain.tokenizer.tokenizer import valid_text
 
 log = logging.getLogger(__name__)
 
 SHORT = 64  # tokens; longer parts are decoded by a thread of their own
-QUIET = 0.003  # seconds without a new request after which idle threads begin to decode
-PATIENCE = 0.02  # seconds for which a request waits for others, at most
+# Seconds without a new request after which idle threads begin to decode: a share of the time of the last
+# batch, within limits. Requests wait for others for at most `_PATIENCE` times as long.
+_QUIET_SHARE, _LEAST_QUIET, _MOST_QUIET = 0.01, 0.003, 0.03
+_PATIENCE = 10.0
 MOST_WAITING = 2048  # parts, before those of the last request
-
-
-class QueueFullError(Exception):
-    """Too many parts wait. `seconds` is how long the oldest one has been waiting."""
-
-    def __init__(self, seconds: float):
-        super().__init__("the server is busy; try again later")
-        self.seconds = seconds
 
 
 @dataclass(eq=False)
 class Request:
     """Texts of one client, and what is translated of them."""
 
-    texts: list[str]
+    texts: Sequence[str]
     task: DecodingTask
     decode: Decode
     budget: int  # padded source tokens of a batch
@@ -60,20 +55,26 @@ class Request:
         """Parts of requests of the same kind can be in the same batch."""
         return self.decode, self.task.target_lang, self.task.alignments
 
-    def length(self, index: int) -> int:
-        """The source tokens of a part, or what it counts as if it is very short."""
-        return max(batches.SHORT, len(self.task.parts[index].source))
-
-    def finish(self, indices: Sequence[int], found: Sequence[list[Translation]]) -> None:
+    def finish(self, found: Mapping[int, list[Translation]]) -> None:
         """Keep the translations of some parts; after the last one, answer the client."""
-        self.found |= {i: best[: self.task.n_best] for i, best in zip(indices, found, strict=True)}
+        self.found |= {index: best[: self.task.n_best] for index, best in found.items()}
         if len(self.found) == len(self.task.parts):
             in_order = [self.found[i] for i in range(len(self.found))]
             with suppress(InvalidStateError):  # the client no longer waits
                 self.future.set_result(list(join_texts(self.texts, self.task, in_order)))
 
 
-Batch = list[tuple[Request, list[int]]]  # requests, and indices of their parts
+class WaitingPart(NamedTuple):
+    """A part of a request."""
+
+    turn: int  # parts are decoded in the order of their turns
+    request: Request
+    number: int  # in its task
+
+    @property
+    def length(self) -> int:
+        """Its source tokens, or what it counts as if it is very short."""
+        return max(batches.SHORT, len(self.request.task.parts[self.number].source))
 
 
 class WaitingParts:
@@ -81,64 +82,56 @@ class WaitingParts:
     are arguments, in seconds."""
 
     def __init__(self) -> None:
-        # The requests in turn, with the indices of their parts; the next part is the last of them.
-        self._requests: list[tuple[Request, list[int]]] = []
-        self._last_arrival = 0.0
-        self.size = 0  # number of parts
+        self._parts: list[WaitingPart] = []  # in order
+        self._turn = 0  # of the first part of the next request
+        self._last_arrival = self._last_end = 0.0
+        self._quiet = _LEAST_QUIET
+        self.idle = 0  # threads that wait for parts
 
-    def add(self, request: Request, indices: Sequence[int]) -> None:
-        """Add parts of a request; its longest parts come first, so that batches have parts of like length."""
-        self._requests.append((request, sorted(indices, key=request.length)))
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, request: Request, indices: Iterable[int]) -> None:
+        """Add parts of a request; its longest parts come first, so that batches have parts of like length.
+        Each has a turn of its own, so that a long request does not hold up others."""
+        ordered = sorted(indices, key=lambda i: -len(request.task.parts[i].source))
+        self._parts += [WaitingPart(turn, request, i) for turn, i in enumerate(ordered, self._turn)]
+        self._parts.sort(key=lambda part: part.turn)
         self._last_arrival = request.arrived
-        self.size += len(indices)
 
     def oldest(self) -> float:
         """The time when the oldest request arrived; infinity if none waits."""
-        return min((request.arrived for request, _ in self._requests), default=math.inf)
+        return min((part.request.arrived for part in self._parts), default=math.inf)
 
     def delay(self, now: float) -> float:
-        """The seconds to wait for further requests: until none has arrived for `QUIET`, but at most until the
-        oldest one has waited for `PATIENCE`."""
-        return max(0.0, min(self._last_arrival + QUIET, self.oldest() + PATIENCE) - now)
+        """The seconds to wait for further requests. The clients of a batch that has just ended may ask again;
+        if its end did not count as an arrival, many small batches would follow."""
+        quiet_since = max(self._last_arrival, self._last_end)
+        waiting_since = max(self.oldest(), self._last_end)
+        return max(0.0, min(quiet_since + self._quiet, waiting_since + _PATIENCE * self._quiet) - now)
 
-    def take(self, share: int = 1) -> Batch:
-        """Remove the parts of the next batch: the next part of the request whose turn it is, and the parts
-        closest to it in length, within the budget of its request. They are chosen from about one in `share`
-        of the waiting parts, one of each request in turn, so that a long request does not hold up others.
-        """
-        self._requests = [(request, rest) for request, rest in self._requests if not request.future.done()]
-        self.size = sum(len(indices) for _, indices in self._requests)
-        if not self._requests:
+    def end(self, now: float, seconds: float) -> None:
+        """A batch ends that has taken some seconds."""
+        self._last_end = now
+        self._quiet = min(max(_LEAST_QUIET, _QUIET_SHARE * seconds), _MOST_QUIET)
+
+    def take(self) -> list[WaitingPart]:
+        """Remove the parts of the next batch: the first part, and the parts closest to it in length, within
+        the budget of its request. They are chosen from the share of an idle thread."""
+        self._parts = [part for part in self._parts if not part.request.future.done()]
+        if not self._parts:
             return []
-        first, its_parts = self._requests[0]
-        same = [pair for pair in self._requests if pair[0].kind == first.kind]
-        most = min(math.ceil(self.size / share), 2 * first.budget // batches.SHORT)
-        anchor = first.length(its_parts[-1])
-
-        def distance(candidate: tuple[Request, int]) -> int:
-            request, index = candidate
-            return abs(request.length(index) - anchor)
-
-        batch: dict[Request, list[int]] = {}
-        longest = 0
-        for count, (request, index) in enumerate(sorted(islice(_in_turn(same), max(1, most)), key=distance)):
-            longest = max(longest, request.length(index))
-            if count and longest * (count + 1) > first.budget:
-                break
-            batch.setdefault(request, []).append(index)
-        rest = [
-            (request, [i for i in parts if i not in batch.get(request, ())])
-            for request, parts in self._requests
-        ]
-        self._requests = [pair for pair in [*rest[1:], rest[0]] if pair[1]]
-        self.size = sum(len(parts) for _, parts in self._requests)
-        return list(batch.items())
-
-
-def _in_turn(requests: Sequence[tuple[Request, list[int]]]) -> Iterator[tuple[Request, int]]:
-    """The next part of each request, then the one after it of each request, and so on."""
-    for depth in range(1, 1 + max(len(parts) for _, parts in requests)):
-        yield from ((request, parts[-depth]) for request, parts in requests if depth <= len(parts))
+        first, budget = self._parts[0], self._parts[0].request.budget
+        self._turn = 1 + max(self._turn, first.turn)  # later requests do not hold up earlier ones forever
+        same = [part for part in self._parts if part.request.kind == first.request.kind]
+        most = min(math.ceil(len(self) / max(1, self.idle)), 2 * budget // batches.SHORT)
+        near = sorted(same[: max(1, most)], key=lambda part: abs(part.length - first.length))
+        longest = accumulate((part.length for part in near), max)
+        fitting = sum(count * length <= budget for count, length in enumerate(longest, start=1))
+        batch = near[: max(1, fitting)]
+        taken = {*batch}
+        self._parts = [part for part in self._parts if part not in taken]
+        return batch
 
 
 class Batcher:
@@ -150,7 +143,6 @@ class Batcher:
         self.counts: Counter[str] = Counter(failures_total=0)  # what the threads have done
         self._condition = threading.Condition()
         self._short, self._long = WaitingParts(), WaitingParts()
-        self._idle = 0  # threads that wait for short parts
         self._closed = False
         cores = torch.get_num_threads()
         # The same number for all, because results depend on it; see `Translator.translate`.
@@ -168,11 +160,10 @@ class Batcher:
     ) -> "Future[list[Translation]]":
         """Translate texts as `Translator.translate` does.
 
-        Raises QueueFullError if too many parts wait, UsageError if a line begins with the tag of another
+        Raises HTTPException if too many parts wait, UsageError if a line begins with the tag of another
         language or if there are fewer than `n_best` hypotheses.
         """
         translator.decoding.require_hypotheses(n_best)
-        texts = [valid_text(text) for text in texts]
         parts = translator.splitter.parts_of(texts, [], 0, alignments)
         config = translator.decoding
         task = DecodingTask(config, parts, translator.target_lang, n_best, alignments, scored=False)
@@ -180,25 +171,22 @@ class Batcher:
         decode = translator.workers.decode_one
         request = Request(texts, task, decode, tokens // config.hypotheses, time.monotonic())
         if not parts:
-            request.finish([], [])
-            return request.future
+            request.finish({})
         with self._condition:
-            if self._closed:
-                raise QueueFullError(0)
-            if self.waiting >= MOST_WAITING:
-                oldest = min(self._short.oldest(), self._long.oldest())
-                raise QueueFullError(max(0.0, request.arrived - oldest))
-            for queue, is_short in ((self._short, True), (self._long, False)):
-                indices = [i for i, part in enumerate(parts) if (len(part.source) <= SHORT) == is_short]
-                if indices:
-                    queue.add(request, indices)
+            if self._closed or self.waiting >= MOST_WAITING:
+                oldest = min(self._short.oldest(), self._long.oldest(), request.arrived)
+                seconds = {"Retry-After": str(1 + round(request.arrived - oldest))}
+                raise HTTPException(429, "the server is busy; try again later", seconds)
+            short = {i for i, part in enumerate(parts) if len(part.source) <= SHORT}
+            self._short.add(request, short)
+            self._long.add(request, {*range(len(parts))} - short)
             self._condition.notify_all()
         return request.future
 
     @property
     def waiting(self) -> int:
         """The number of parts that wait to be decoded."""
-        return self._short.size + self._long.size
+        return len(self._short) + len(self._long)
 
     def close(self) -> None:
         """Accept no more requests, and wait until all others are translated."""
@@ -211,42 +199,42 @@ class Batcher:
     def _work(self, queue: WaitingParts, threads: int, default: int) -> None:
         use_threads(threads, default)
         while batch := self._next_batch(queue):
-            start = time.perf_counter()
+            start = time.monotonic()
             self._decode(batch)
+            end = time.monotonic()
+            seconds: Any = end - start
             with self._condition:
-                parts = sum(len(indices) for _, indices in batch)
-                self.counts.update(batches_total=1, parts_total=parts)
-                self.counts["decoding_seconds_total"] += time.perf_counter() - start  # type: ignore[assignment]
+                queue.end(end, seconds)
+                self.counts.update(batches_total=1, parts_total=len(batch), decoding_seconds_total=seconds)
 
-    def _next_batch(self, queue: WaitingParts) -> Batch:
+    def _next_batch(self, queue: WaitingParts) -> list[WaitingPart]:
         """The next batch, once there is one; an empty one after `close`."""
         with self._condition:
-            is_short = queue is self._short
-            self._idle += is_short
-            batch: Batch = []
-            while not batch and (queue.size or not self._closed):
-                delay = queue.delay(time.monotonic()) if queue.size else None
+            queue.idle += 1
+            batch: list[WaitingPart] = []
+            while not batch and (queue or not self._closed):
+                delay = queue.delay(time.monotonic()) if queue else None
                 if delay is None or (delay and not self._closed):
                     self._condition.wait(delay)
                 else:
-                    batch = queue.take(self._idle if is_short else 1)
-            self._idle -= is_short
+                    batch = queue.take()
+            queue.idle -= 1
             return batch
 
-    def _decode(self, batch: Batch) -> None:
+    def _decode(self, batch: Sequence[WaitingPart]) -> None:
         """Decode parts, and give them to their requests. If that fails, the parts of each request are decoded
         alone, so that only the requests fail that cannot be translated."""
-        first, _ = batch[0]
-        parts = [request.task.parts[i] for request, indices in batch for i in indices]
-        n_best = max(request.task.n_best for request, _ in batch)
+        first, requests = batch[0].request, dict.fromkeys(part.request for part in batch)
+        parts = [part.request.task.parts[part.number] for part in batch]
+        n_best = max(request.task.n_best for request in requests)
         try:
-            found = iter(first.decode(first.task._replace(parts=parts, n_best=n_best)))
-            for request, indices in batch:
-                request.finish(indices, [next(found) for _ in indices])
+            found = first.decode(first.task._replace(parts=parts, n_best=n_best))
+            for part, best in zip(batch, found, strict=True):
+                part.request.finish({part.number: best})
         except Exception as error:
-            if len(batch) > 1:
-                for one in batch:
-                    self._decode([one])
+            if len(requests) > 1:
+                for request in requests:
+                    self._decode([part for part in batch if part.request is request])
                 return
             log.warning("a request cannot be translated: %s", error, exc_info=not is_recoverable(error))
             self.counts["failures_total"] += 1

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,7 @@ class Models:
         self.directions = {  # each of each model, as clients of OpenAI's API name it
             f"{model.name}:{source}-{target}": (model, source, target)
             for model in served
-            for source in model.sources
-            for target in model.targets
+            for source, target in product(model.sources, model.targets)
             if model.translates(source, target)
         }
 
@@ -124,7 +124,5 @@ class Models:
 
     def languages(self) -> list[dict[str, Any]]:
         """The answer to `/languages`."""
-        return [
-            {"code": code, "name": language_name(code), "targets": self.targets_of(code)}
-            for code in self.codes
-        ]
+        named = [(code, language_name(code), self.targets_of(code)) for code in self.codes]
+        return [{"code": code, "name": name, "targets": targets} for code, name, targets in named]

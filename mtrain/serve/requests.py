@@ -64,10 +64,8 @@ def require_texts(texts: Sequence[Any], char_limit: int) -> list[str]:
         raise HTTPException(400, "Invalid request: text, or a list of texts, is missing")
     size = sum(map(len, texts))
     if len(texts) > MOST_TEXTS or size > char_limit:
-        found = f"{len(texts)} texts with {size} characters"
-        raise HTTPException(
-            413, f"Invalid request: {found} exceed {MOST_TEXTS} texts or {char_limit} characters"
-        )
+        limits = f"exceed {MOST_TEXTS} texts or {char_limit} characters"
+        raise HTTPException(413, f"Invalid request: {len(texts)} texts with {size} characters {limits}")
     return [valid_text(text) for text in texts]
 
 

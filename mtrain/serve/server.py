@@ -1,6 +1,7 @@
 """What the routes of a server share: its models, its limits, its counters, and translated files."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections import Counter
@@ -36,7 +37,10 @@ class Server:
     _files: dict[str, tuple[float, str]] = field(default_factory=dict)  # times and texts, by name
 
     def __post_init__(self) -> None:
-        self.batcher = Batcher(max(model.translator.workers.count for model in self.models.served))
+        workers = [model.translator.workers for model in self.models.served]
+        for each in workers:
+            each.start_after = 0.0  # a server has time to start processes
+        self.batcher = Batcher(max(each.count for each in workers))
 
     async def fields(self, request: Request) -> dict[str, Any]:
         """The fields of a request, whose origin and API key are checked."""
@@ -58,8 +62,8 @@ class Server:
         n_best: int = 1,
         alignments: bool = False,
     ) -> list[Translation]:
-        """Translate texts. Raises QueueFullError, TimeoutError, UsageError,
-        and HTTPException if decoding fails. If the client of the request goes away, it is canceled."""
+        """Translate texts. Raises TimeoutError, UsageError, and HTTPException if the
+        server is busy or decoding fails. If the client of the request goes away, it is canceled."""
         self.counts["characters_total"] += sum(map(len, texts))
         async with asyncio.timeout(self.seconds):
             future = await run_in_threadpool(self.batcher.submit, translator, texts, n_best, alignments)
@@ -85,12 +89,10 @@ class Server:
 
     def file(self, name: str) -> str:
         """The text of a translated file. Raises HTTPException if it is not kept any longer."""
-        self._files = {
-            key: kept for key, kept in self._files.items() if time.monotonic() - kept[0] < SECONDS_KEPT
-        }
-        if name not in self._files:
+        kept, text = self._files.get(name, (-math.inf, ""))
+        if time.monotonic() - kept >= SECONDS_KEPT:
             raise HTTPException(404, "no such file; translated files are kept for an hour")
-        return self._files[name][1]
+        return text
 
     def metrics(self) -> str:
         """The counters, in the text format of Prometheus."""

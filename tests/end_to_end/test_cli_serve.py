@@ -58,6 +58,19 @@ def test_a_file_without_keys_and_a_taken_port_are_errors(mtrain, run_dir, tmp_pa
     assert "in use" in one_line(err)
 
 
+def test_no_answer_waits_for_an_acknowledgment(mtrain, run_dir, monkeypatch):
+    pytest.importorskip("uvicorn")
+    options = []
+
+    def run(_, sockets):
+        options.extend(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets)
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    assert mtrain("serve", run_dir, "--device", "cpu", "--port", 0)[0] == 0
+    assert len(options) == 1
+    assert options[0]
+
+
 @contextmanager
 def running(*arguments):
     """A server in a process of its own, and its address."""

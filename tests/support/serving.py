@@ -8,12 +8,12 @@ from typing import Any
 from mtrain import Translator
 
 
-def served(*folders: Path, **limits: Any) -> Any:
+def served(*folders: Path, workers: int = 1, **limits: Any) -> Any:
     """A server of models."""
     from mtrain.serve.models import Models, ServedModel
     from mtrain.serve.server import Server
 
-    models = [ServedModel.of(folder, Translator.load(folder, "cpu", workers=1)) for folder in folders]
+    models = [ServedModel.of(folder, Translator.load(folder, "cpu", workers=workers)) for folder in folders]
     return Server(Models(models), **limits)
 
 

@@ -163,6 +163,16 @@ def test_translations_are_the_same_with_a_worker_process_and_after_it_is_killed(
     assert two.translate(LINES, n_best=2) == expected and helped.workers.start() == 0
 
 
+def test_a_worker_process_decodes_while_another_model_is_decoded_here(
+    helped: Translator, translator: Translator
+) -> None:
+    assert helped.workers.start() == 1
+    expected, sent = helped.translate(SOURCES), helped.workers.sent
+    with translator.workers._decoding:
+        assert helped.translate(SOURCES) == expected
+    assert helped.workers.sent > sent
+
+
 @pytest.mark.slow
 def test_45_a_stopped_process_is_reported_and_waited_for_until_ctrl_c(
     helped: Translator, monkeypatch, caplog

@@ -9,7 +9,6 @@ import pytest
 from mtrain import Translator
 from mtrain.errors import UsageError
 from mtrain.interop.ctranslate2_engine import with_ctranslate2
-from mtrain.serve.batching import Batcher
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import one_line
 from tests.support.random_models import SOURCES, random_model
@@ -132,7 +131,7 @@ def test_a_prefix_that_is_too_long_for_the_engine_is_an_error(mtrain, model):
 
 
 def test_a_server_uses_the_engine(model):
-    batcher = Batcher()
+    batcher = pytest.importorskip("mtrain.serve.batching", exc_type=ImportError).Batcher()
     with Translator.load(model, "cpu", workers=1) as translator:
         texts = [source for source, _ in PAIRS] + ["", "It rains.\nThe sun shines."]
         found = batcher.submit(with_ctranslate2(model, translator), texts, 2, alignments=True).result()

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from concurrent.futures import Future
 from typing import Any
 
@@ -227,6 +229,23 @@ def test_a_failing_translation_is_an_error_of_its_request_alone(run_dir, monkeyp
             "translatedText": "Es regnet."
         }
         assert "mtrain_failures_total 1" in client.get("/metrics").text
+
+
+@pytest.mark.slow
+def test_worker_processes_help_and_may_be_killed(run_dir):
+    server = served(run_dir, workers=2)
+    translator = server.models.served[0].translator
+
+    def translations():
+        futures = [server.batcher.submit(translator, [text]) for text in KNOWN]
+        return [future.result(60)[0].text for future in futures]
+
+    while not translator.workers.sent:  # until the process is ready
+        assert translations() == [*KNOWN.values()]
+    os.kill(translator.workers.pids()[0], signal.SIGKILL)
+    for _ in range(5):
+        assert translations() == [*KNOWN.values()]
+    server.batcher.close()
 
 
 def test_api_keys_are_required_of_those_who_translate(run_dir):
