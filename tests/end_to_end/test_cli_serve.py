@@ -1,6 +1,7 @@
 """`mtrain serve`: mistakes on the command line, and a running server with its clients and its page."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -58,6 +59,14 @@ def test_a_file_without_keys_and_a_taken_port_are_errors(mtrain, run_dir, tmp_pa
     assert "in use" in one_line(err)
 
 
+@pytest.fixture
+def levels_of_loggers():
+    """Restores the level of the logger that the server silences."""
+    yield
+    logging.getLogger("mtrain.decoding.split").setLevel(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("levels_of_loggers")
 def test_no_answer_waits_for_an_acknowledgment(mtrain, run_dir, monkeypatch):
     pytest.importorskip("uvicorn")
     options = []

@@ -14,7 +14,7 @@ from mtrain.config.sections.model import Architecture
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.translate import Translator
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import Transformer, initialize
 from mtrain.storage.atomic import write_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from tests.support.training import PAIRS
@@ -30,6 +30,8 @@ def random_model(folder: Path, tokenizer: Path, decoding: DecodingConfig | None 
     config = model_config(Architecture(**{**sizes, **shape}), Tokenizer(tokenizer), 64)
     torch.manual_seed(5)
     model = Transformer(config)
+    if config.norm == "post":
+        initialize(model)  # instead of the small weights of new models, with which few logits differ
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             parameter.data *= 1.6

@@ -127,7 +127,8 @@ def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resum
     assert planned.training.learning_rate is not None and planned.training.warmup_steps is not None
     steps = budget.get("max_steps", math.inf)
     if planned.training.max_steps is not None and "warmup_steps" not in keys["training"]:
-        most = 0.08 * min(steps, planned.training.max_steps) + 0.5  # rounded
+        share = 0.5 if planned.model.norm == "post" else 0.08
+        most = share * min(steps, planned.training.max_steps) + 0.5  # rounded
         assert planned.training.warmup_steps <= max(1, most)
 
     (run / "checkpoints" / "step-00000001").mkdir(parents=True, exist_ok=True)
