@@ -14,7 +14,7 @@ from mtrain.config.sections.model import Architecture
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.translate import Translator
-from mtrain.model.transformer import Transformer, initialize
+from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import write_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from tests.support.training import PAIRS
@@ -28,10 +28,11 @@ def random_model(folder: Path, tokenizer: Path, decoding: DecodingConfig | None 
     """A model folder with random weights, widely different logits, and biases."""
     sizes = {"d_model": 32, "heads": 4, "ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 1}
     config = model_config(Architecture(**{**sizes, **shape}), Tokenizer(tokenizer), 64)
-    torch.manual_seed(5)
     model = Transformer(config)
-    if config.norm == "post":
-        initialize(model)  # instead of the small weights of new models, with which few logits differ
+    torch.manual_seed(5)
+    usual = Transformer(config.model_copy(update={"norm": "pre"})).state_dict()
+    # Not the small weights with which post-norm models begin: few logits would differ.
+    model.load_state_dict({name: usual[name] for name in model.state_dict()})
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             parameter.data *= 1.6

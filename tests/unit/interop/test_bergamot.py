@@ -38,6 +38,7 @@ from tests.support.random_models import SOURCES, random_model
 __all__ = ["engine"]
 SHAPE: dict[str, Any] = {"d_model": 64, "ffn_dim": 64, "norm": "post", "positions": "sinusoidal_marian"}
 TARGET = [40, 3, 50, 60]
+PLAIN = ["decoding.beam_size=1", "decoding.no_repeat_ngram=0"]  # as the engine searches
 JOINT, SEPARATE = (True, "all"), (False, "none")  # vocabularies and ties
 COMBINATIONS = [JOINT, SEPARATE, pytest.param((True, "decoder"), marks=pytest.mark.slow)]
 
@@ -364,9 +365,7 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
     for folder, quantization in (("fp32", None), ("int8", "int8")):
         texts = [pair.source for pair in pairs[:20]]
         export_model(student, tmp_path / folder, "bergamot", quantization, texts, engine=engine)
-    with Translator.load(
-        student, "cpu", ["decoding.precision=fp32", "decoding.beam_size=1"], workers=1
-    ) as own:
+    with Translator.load(student, "cpu", ["decoding.precision=fp32", *PLAIN], workers=1) as own:
         found = own.translate([pair.source for pair in pairs])
         lengths = [2 * len(ids) for ids in own.splitter.encode([pair.source for pair in pairs])]
     kept = [i for i, each in enumerate(found) if each.tokens < lengths[i]][:500]  # the limit of the engine
@@ -391,7 +390,7 @@ def test_the_engine_puts_tags_around_the_same_words(engine, student, tmp_path):
     texts = [pair.source for pair in toy_pairs("test")][:100]
     tagged = with_bold_words(texts)
     export_model(student, tmp_path / "out", "bergamot", None, texts, engine=engine)
-    with Translator.load(student, "cpu", ["decoding.beam_size=1"], workers=1) as own:
+    with Translator.load(student, "cpu", PLAIN, workers=1) as own:
         found = own.translate(texts, alignments=True)
     placed = [
         Html(html).with_translations([(each.text, each.alignment)])
