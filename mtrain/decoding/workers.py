@@ -52,7 +52,7 @@ class Workers:
 
     # Held by a thread that decodes in this process. All objects share it, as their threads share Python's
     # lock: meanwhile, worker processes decode the batches of other models, too.
-    _decoding = threading.Lock()
+    decoding = threading.Lock()
 
     def __init__(self, ensemble: Ensemble[Transformer], precision: str, count: int, processes: bool):
         self.originals, self.ensemble = ensemble, for_decoding(ensemble, precision)
@@ -122,7 +122,7 @@ class Workers:
 
     def decode_one(self, task: DecodingTask) -> list[list[Translation]]:
         """Decode a batch in this process, or in a worker process if another thread is decoding here."""
-        if not self._decoding.acquire(blocking=False):
+        if not self.decoding.acquire(blocking=False):
             process = self._free_process()
             found = None if process is None else self._send(process, task)
             return self._decode_here(task) if found is None else found
@@ -131,7 +131,7 @@ class Workers:
             return self._decode_here(task)
         finally:
             self._seconds += time.perf_counter() - start
-            self._decoding.release()
+            self.decoding.release()
 
     def _decode_here(self, task: DecodingTask) -> list[list[Translation]]:
         """Decode a batch in this process. If memory runs out on a GPU, this batch and later ones of its size

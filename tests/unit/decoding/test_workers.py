@@ -168,7 +168,7 @@ def test_a_worker_process_decodes_while_another_model_is_decoded_here(
 ) -> None:
     assert helped.workers.start() == 1
     expected, sent = helped.translate(SOURCES), helped.workers.sent
-    with translator.workers._decoding:
+    with translator.workers.decoding:
         assert helped.translate(SOURCES) == expected
     assert helped.workers.sent > sent
 
