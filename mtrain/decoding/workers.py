@@ -50,8 +50,8 @@ class Workers:
     started, no more are started. After a fork, the child decodes without worker processes.
     """
 
-    # Held by a thread that decodes in this process. All objects share it, as their threads share Python's
-    # lock: meanwhile, worker processes decode the batches of other models, too.
+    # Held by the thread that decodes in this process. All objects share it, because threads of one process
+    # slow each other down; batches of other models then go to worker processes.
     decoding = threading.Lock()
 
     def __init__(self, ensemble: Ensemble[Transformer], precision: str, count: int, processes: bool):
