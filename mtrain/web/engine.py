@@ -10,10 +10,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from mtrain.errors import StorageError, UsageError
-from mtrain.interop.bergamot.engine import PACKAGE, find_package
+from mtrain.interop.bergamot.engine import PACKAGE, VERSION, find_package
 from mtrain.storage.atomic import write_text
 
-VERSION = "0.4.9"
 URL = f"https://registry.npmjs.org/{PACKAGE}/-/{PACKAGE.partition('/')[2]}-{VERSION}.tgz"
 # The SHA-512 of the archive, which the registry calls `dist.integrity`.
 INTEGRITY = "bNuuCwM/JnsIYQCKXcYKFT4Qc5vLMoB8Nbvz8ReIgs7xzebK8Sa+R8iEK8mLvNBe/WaZ6zrPaUQilLsRT/ea8Q=="

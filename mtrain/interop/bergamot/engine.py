@@ -19,6 +19,7 @@ from mtrain.model.incremental import DecodingTransformer
 from mtrain.tokenizer.tokenizer import SPACES
 
 PACKAGE = "@browsermt/bergamot-translator"
+VERSION = "0.4.9"  # that exports were tested with
 _WORKER = "worker/translator-worker.js"
 _HALF_A_CHARACTER = "\ufffd"
 _MOST_DIFFERENT = 0.01  # the share of translations that may differ in fp32, because of ties; at least one
@@ -40,7 +41,9 @@ def find_engine(folder: Path | None) -> Path | None:
     if folder is not None:
         if found:
             raise UsageError(f"--engine {folder}: needs Node, which is not installed; leave it out")
-        raise UsageError(f"--engine {folder}: does not contain {PACKAGE}; run npm install {PACKAGE}@0.4.9")
+        raise UsageError(
+            f"--engine {folder}: does not contain {PACKAGE}; run npm install {PACKAGE}@{VERSION}"
+        )
     return None
 
 
