@@ -26,11 +26,13 @@ def choose_alignment_layer(
     model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], device: torch.device
 ) -> int | None:
     """The decoder layer, counted from 0, to take word alignments from: see `best_layer`. None, which means
-    the last layer, if there are no pairs.
+    the last layer, if there are no pairs or if the model has an alignment head.
 
     `pairs` are source and target lines, such as validation data. The first of them are used, up to the limits
     above. The training mode of the model is restored.
     """
+    if model.config.alignment_head:
+        return None
     sources = tokenizer.encode_source([source for source, _ in pairs[:_PAIRS]])
     targets = tokenizer.encode_target([target for _, target in pairs[:_PAIRS]])
     longest = min(_LENGTH, position_limit([model]) or _LENGTH)

@@ -37,6 +37,10 @@ class Padded(NamedTuple):
         """x (P, ..) as (N, T, ..)."""
         return x.view(self.rows, self.longest, *x.shape[1:])
 
+    def pad(self, x: Tensor) -> Tensor:
+        """x (P, ..) as (N, T, ..): it is padded already."""
+        return self.by_row(x)
+
     def positions(self, device: torch.device) -> Tensor:
         """The position (T) of each token in its sequence, the same in each row."""
         return torch.arange(self.longest, device=device)

@@ -285,6 +285,7 @@ def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path, monke
     ("changes", "message"),
     [
         ({"model": {"decoder_layers": 2}}, "a pair classifier has no decoder; remove decoder_layers"),
+        ({"model": {"alignment_head": True}}, "a pair classifier has no decoder; remove decoder_layers"),
         (
             {"model": {"preset": "auto"}},
             "presets auto and student_.* are for translation models; give another",

@@ -175,6 +175,7 @@ class Poisoned(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.model, self.poison = model, False
+        self.config = model.config
 
     def forward(self, *inputs):
         hidden = self.model(*inputs)

@@ -12,7 +12,12 @@ Preset = Literal["auto", _Sizes, "student_tiny", "student_base"]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "sinusoidal_marian", "learned", "rotary"]
 TiedEmbeddings = Literal["none", "decoder", "all"]
 Head = Literal["translation", "pair_classifier"]
-DECODER_KEYS = ("decoder_layers", "tie_embeddings", "output_bias")  # which a pair classifier does not have
+DECODER_KEYS = (
+    "decoder_layers",
+    "tie_embeddings",
+    "output_bias",
+    "alignment_head",
+)  # which a pair classifier does not have
 
 
 class Architecture(Section):
@@ -65,6 +70,11 @@ class Architecture(Section):
         "all", description="shared weights; decoder: target embedding and output; all: source embedding, too"
     )
     output_bias: bool = Field(False, description="whether the output projection has a bias")
+    alignment_head: bool = Field(
+        False,
+        description="train the first head of the last decoder layer to attend like the mean of its heads; "
+        "word alignments then come from this head, as in the Bergamot engine",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +99,8 @@ class Architecture(Section):
             if self.preset == "auto":
                 kinds = "presets auto and student_* are for translation models"
                 raise ValueError(f"{kinds}; give another preset, such as tiny")
-            if (self.decoder_layers, self.tie_embeddings, self.output_bias) != (0, "all", False):
+            decoder = self.decoder_layers, self.tie_embeddings, self.output_bias, self.alignment_head
+            if decoder != (0, "all", False, False):
                 raise ValueError(f"a pair classifier has no decoder; remove {', '.join(DECODER_KEYS)}")
         elif not self.decoder_layers:
             raise ValueError("decoder_layers must be at least 1, except for a pair classifier")

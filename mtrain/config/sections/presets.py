@@ -20,4 +20,5 @@ STUDENTS: dict[str, dict[str, Any]] = {
 }
 for _sizes in STUDENTS.values():
     _sizes |= {"encoder_layers": 6, "decoder_layers": 2, "norm": "post", "positions": "sinusoidal_marian"}
+    _sizes |= {"alignment_head": True}
 SIZES = tuple(PRESETS["tiny"])  # the keys that a preset fills in

@@ -29,7 +29,7 @@ def cross_attention(
     models: Models, source: Tensor, source_keep: Tensor, targets: Tensor, layer: int | None = None
 ) -> Tensor:
     """The cross-attention weights (N, T, S) with which a decoder layer (None: the last) predicts the tokens
-    of targets (N, T), averaged over its heads, and over the models of an ensemble."""
+    of targets (N, T); see `layer_attention`. They are averaged over the models of an ensemble."""
     of_models = []
     for model in models:
         layers = layer_attention(model, source, source_keep, targets)
@@ -41,11 +41,15 @@ def cross_attention(
 def layer_attention(
     model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
 ) -> list[Tensor]:
-    """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
+    """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads; of the last
+    layer, those of the alignment head if the model has one."""
     with recording(cross_only=True) as maps:
         _hidden(model, source, source_keep, targets)
     dtype = torch.promote_types(maps[0].dtype, torch.float32)  # on a GPU, they may be in bf16
-    return [of_layer.mean(dim=1, dtype=dtype) for of_layer in maps]
+    averages = [of_layer.mean(dim=1, dtype=dtype) for of_layer in maps]
+    if model.config.alignment_head:
+        averages[-1] = maps[-1][:, 0].to(dtype)
+    return averages
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.alignment import Words, align, words_at
-from mtrain.decoding.search.forced import all_attention
+from mtrain.decoding.search.forced import all_attention, layer_attention
 from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.tokenizer.vocabulary import Vocabulary
@@ -28,7 +28,8 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
         target = torch.tensor([[*best.ids, loaded.model.config.eos_id]])
         cross = torch.cat(all_attention(model, source, keep, target)["cross"]).numpy()  # (L, H, T, S)
         words = _words(loaded.tokenizer.source, row[:-1]), _words(loaded.tokenizer.target, best.ids)
-        ours = set(align(cross[-1 if layer is None else layer].mean(axis=0), *words))
+        attention = layer_attention(model, source, keep, target)[-1 if layer is None else layer]
+        ours = set(align(attention[0].numpy(), *words))
         for place in np.ndindex(agreements.shape):
             agreements[place] += len(ours.intersection(align(cross[place], *words)))
     best_layer, best_head = np.unravel_index(agreements.argmax(), agreements.shape)

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -22,10 +23,12 @@ from mtrain.device import (
 )
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import DistributedError, is_out_of_memory
+from mtrain.kernels.attention.dispatch import recording
 from mtrain.kernels.cross_entropy import LossSums, r_drop_loss
 from mtrain.kernels.foreach import scale_all
 from mtrain.model.build import AnyModel
 from mtrain.model.transformer import Dropout, Transformer
+from mtrain.training.step.alignment_loss import alignment_loss
 from mtrain.training.step.optimizer import LossScaler, make_optimizer
 
 log = logging.getLogger(__name__)
@@ -212,13 +215,21 @@ class Learner:
 
     def loss_on_device(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch that is on the device. Nothing here waits for the device."""
-        inputs, labels, smoothing = batch.inputs(), batch.labels, self.training.label_smoothing
-        with autocast(self.device, self.precision):
-            if not self.r_drop:
-                return model.loss(model(*inputs), labels, smoothing, inputs.targets)
-            assert isinstance(model, Transformer)
-            hidden = model(*inputs.twice())  # two passes with different dropout
-            return r_drop_loss(hidden, *model.projection(), labels, smoothing, self.r_drop)
+        labels, smoothing = batch.labels, self.training.label_smoothing
+        passes = 2 if self.r_drop else 1  # with different dropout
+        inputs = batch.inputs().twice() if self.r_drop else batch.inputs()
+        aligns = model.config.alignment_head
+        recorded: AbstractContextManager[list[Tensor]] = recording(True) if aligns else nullcontext([])
+        with autocast(self.device, self.precision), recorded as maps:
+            hidden = model(*inputs)
+            if self.r_drop:
+                assert isinstance(model, Transformer)
+                sums = r_drop_loss(hidden, *model.projection(), labels, smoothing, self.r_drop)
+            else:
+                sums = model.loss(hidden, labels, smoothing, inputs.targets)
+        if not maps:
+            return sums
+        return sums._replace(loss=sums.loss + alignment_loss(maps[-1], labels, inputs.targets, passes))
 
     def draw_dropout_key(self) -> int:
         """An int32 number from the generator of the CPU, whose state checkpoints have."""

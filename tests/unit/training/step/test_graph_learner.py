@@ -123,6 +123,7 @@ same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9, check_dtype=Fal
         ({"freeze": ["encoder", "embeddings"], "weight_decay": 0.1}, {"dropout": 0.3}),
         ({"r_drop": 5.0}, {"positions": "learned", "tie_embeddings": "none", "norm": "post"}),
         ({}, {"positions": "rotary", "activation": "swiglu"}),
+        ({}, {"alignment_head": True, "dropout": 0.3}),
     ],
 )
 def test_steps_equal_steps_without_graphs(recipe, model):

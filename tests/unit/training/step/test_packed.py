@@ -21,6 +21,7 @@ OTHERS = [
     {"output_bias": True, "heads": 4, "norm": "post"},
     {"encoder_layers": 2, "decoder_layers": 3, "heads": 1},
     {"encoder_layers": 3, "decoder_layers": 2, "activation_dropout": 0.0},
+    {"decoder_layers": 2, "alignment_head": True},
 ]
 CLASSIFIERS = [
     {"head": "pair_classifier", "decoder_layers": 0, "positions": positions, "norm": norm}
@@ -92,7 +93,7 @@ def test_loss_and_gradients_equal_those_of_padded_batches(model):
 
 
 @pytest.mark.parametrize(
-    "model", [{}, *OTHERS[3:5], {"positions": "rotary"}, {"positions": "learned"}], ids=str
+    "model", [{}, *OTHERS[3:5], OTHERS[-1], {"positions": "rotary"}, {"positions": "learned"}], ids=str
 )
 @pytest.mark.parametrize("recipe", [{"r_drop": 2.0}, {"label_smoothing": 0.0}], ids=str)
 def test_so_do_they_with_r_drop_and_without_label_smoothing(model, recipe):

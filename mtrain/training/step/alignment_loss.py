@@ -1,0 +1,30 @@
+"""The loss that trains one attention head for word alignments."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.kernels.sequences import Sequences
+
+_WEIGHT = 0.1
+
+
+def alignment_loss(weights: Tensor, labels: Tensor, targets: Sequences, passes: int = 1) -> Tensor:
+    """The Kullback-Leibler divergence of the first head's attention from the mean of all heads, in nats,
+    times its weight in the loss, summed over labels.
+
+    Garg et al., "Jointly Learning to Align and Translate with Transformer Models" (EMNLP 2019), section 4.2,
+    train a head on the mean of the heads, too. No gradient flows through the mean.
+
+    `weights` (N, H, T, S) are those of cross-attention, with padding, and `targets` the sequences of the
+    queries. These come from one or more forward `passes` of the same P labels, one pass after another; the
+    result is the mean over passes.
+    """
+    with torch.autocast(weights.device.type, enabled=False):
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        first, mean = weights[:, 0], weights.detach().mean(dim=1)
+        smallest = torch.finfo(first.dtype).tiny
+        divergence = F.kl_div(first.clamp(min=smallest).log(), mean, reduction="none").sum(dim=-1)  # (N, T)
+    counted = (labels.flatten() != IGNORE).to(divergence.dtype).repeat(passes)
+    return _WEIGHT / passes * (divergence * targets.pad(counted[:, None]).squeeze(-1)).sum()
