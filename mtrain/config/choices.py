@@ -45,17 +45,9 @@ class Choice(NamedTuple):
 
 
 def choose_training(
-    size: CorpusSize,
-    budget: Budget,
-    limit: Limit,
-    batch: int,
-    steps: int,
-    width: int,
-    speed: float,
-    post_norm: bool,
+    size: CorpusSize, budget: Budget, limit: Limit, batch: int, steps: int, width: int, speed: float
 ) -> list[Choice]:
     """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
-    `post_norm`: whether it is new and has norms after its sublayers.
 
     The run has `steps` steps of `batch` padded tokens, at `speed` target tokens/s.
     """
@@ -66,14 +58,13 @@ def choose_training(
     useful_steps = max(1, round(steps * useful / tokens))
     interval = math.ceil(useful_steps / budget.validations(useful, size, speed))
     saved_every = min(interval, CHECKPOINT_STEPS)
-    warmup_steps = warmup(useful_steps, post_norm)
-    rate = peak_rate(width, post_norm, warmup_steps)
+    warmup_steps = warmup(useful_steps)
     share = f"{warmup_steps / useful_steps:.0%}"
     choices = [
         Choice("model.dropout", dropout(epochs), f"each pair is seen {epochs:.3g} times"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
         Choice("training.batch_tokens", batch, f"{useful / 1e6:.3g} million target tokens in all"),
-        Choice("training.learning_rate", rate, f"model width {width}{', post-norm' if post_norm else ''}"),
+        Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
         Choice("training.warmup_steps", warmup_steps, f"{share} of {useful_steps:,} steps"),
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
         Choice("training.checkpoint_every", saved_every, "with each validation or more often"),

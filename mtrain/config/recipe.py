@@ -11,11 +11,7 @@ from mtrain.config.schema import Config
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
-# With norms after the sublayers, a rate that rises too fast makes the encoder output of all tokens equal
-# before the decoder has learned to attend; docs/experiments/recipes.md has the runs.
-POST_NORM_RATE = 0.5  # of the peak rate with norms before the sublayers
-POST_NORM_WARMUP = 0.2  # share of the planned steps, but
-LEAST_POST_NORM_WARMUP = 1000  # steps
+ENCODER_AFTER = 2  # times the warm-up; docs/experiments/recipes.md has the runs
 # Embeddings excluded; see docs/experiments/automatic-recipe.md, and Hoffmann et al. 2022, section 3: 20.
 TOKENS_PER_PARAMETER = 10
 BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
@@ -222,22 +218,16 @@ def _power_of_two(number: float, device: Device) -> int:
     return min(max(1 << round(math.log2(max(number, 1))), 1024), device.largest_batch)
 
 
-def peak_rate(width: int, post_norm: bool = False, warmup_steps: int = LEAST_POST_NORM_WARMUP) -> float:
+def peak_rate(width: int) -> float:
     """The peak learning rate of a model of a width (`d_model`): 0.004 for `tiny`, 0.001 for `base`.
 
-    It is inversely proportional to the width (Yang et al., "Tensor Programs V", 2022). With norms after the
-    sublayers (`post_norm`), it is half of that, and lower in proportion if the warm-up is short.
+    It is inversely proportional to the width (Yang et al., "Tensor Programs V", 2022).
     """
-    rate = PEAK_RATE * 128 / width
-    if post_norm:
-        rate *= POST_NORM_RATE * min(1, warmup_steps / LEAST_POST_NORM_WARMUP)
-    return float(f"{rate:.2g}")
+    return float(f"{PEAK_RATE * 128 / width:.2g}")
 
 
-def warmup(steps: int, post_norm: bool = False) -> int:
-    """The warm-up steps of a run of `steps` steps; more with norms after the sublayers."""
-    if post_norm:
-        return max(1, round(max(POST_NORM_WARMUP * steps, min(LEAST_POST_NORM_WARMUP, steps / 2))))
+def warmup(steps: int) -> int:
+    """The warm-up steps of a run of `steps` steps."""
     return max(1, round(WARMUP * steps))
 
 

@@ -28,7 +28,7 @@ from mtrain.training.setup.prepare_run import PreparedRun
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import describe_arithmetic
 from mtrain.training.step.average import WeightAverage
-from mtrain.training.step.learning_rate import clocked_rate, learning_rate
+from mtrain.training.step.learning_rate import learning_rate
 from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
 
@@ -112,7 +112,7 @@ class Trainer:
             return learning_rate(step, training, self.total_steps)
         assert training.planned_steps is not None
         position = self.clock.plan.scheduled_at(step) * training.planned_steps
-        return clocked_rate(step, position, training, self.model.config.norm == "post")
+        return learning_rate(position, training, training.planned_steps)
 
     @property
     def arithmetic(self) -> str:

@@ -94,6 +94,28 @@ def test_r_drop_begins_after_some_steps(make_config):
     assert same_weights(run("parts", 8), whole)
 
 
+def test_the_encoder_is_trained_after_some_steps(make_config):
+    """Before, the other weights are those of a run whose encoder is frozen."""
+    recipe = {"warmup_steps": 2, "clip_norm": 0.1, "schedule": "constant"}
+
+    def run(name: str, steps: int, **changes: object) -> Path:
+        training = {**recipe, "max_steps": steps, **changes}
+        return fit_on_cpu(make_config(name, model={"norm": "post", "dropout": 0.1}, training=training))
+
+    late = load_model(run("late", 4, encoder_after=4)).model.state_dict()
+    frozen = load_model(run("frozen", 4, freeze=["encoder"])).model.state_dict()
+    for name, weight in late.items():
+        if name.startswith("encoder"):
+            assert torch.equal(weight, frozen[name])
+        elif not name.endswith("query_key_value.bias"):  # that of keys has no gradient, but for rounding
+            torch.testing.assert_close(weight, frozen[name])
+    whole = run("whole", 8, encoder_after=4)
+    assert not same_weights(whole, run("never", 8, freeze=["encoder"]))
+    assert same_weights(run("default", 6), run("twice", 6, encoder_after=4))
+    run("parts", 3, encoder_after=4)  # before it is trained
+    assert same_weights(run("parts", 8), whole)  # the run keeps the number of steps
+
+
 @pytest.mark.slow
 def test_training_with_r_drop_resumes_exactly(make_config):
     keys = {"model": {"dropout": 0.3, "attention_dropout": 0.1, "word_dropout": 0.1}}

@@ -49,8 +49,7 @@ class TrainingConfig(Section):
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
         None,
         description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model, or with "
-        "init_from or `norm: post` 0.256 / model.d_model; less for a new model with `norm: post` if the run "
-        "has fewer than 2,000 steps",
+        "init_from 0.256 / model.d_model",
     )
     schedule: Schedule = Field(
         "inverse_sqrt",
@@ -60,8 +59,12 @@ class TrainingConfig(Section):
     warmup_steps: Count | None = Field(
         None,
         description="steps over which the learning rate rises linearly from zero; null: 8% of the steps that "
-        "max_steps and max_epochs allow, or 1,000; for a new model with `norm: post` 20%, but at least 1,000 "
-        "and at most half of the steps, or 2,500",
+        "max_steps and max_epochs allow, or 1,000",
+    )
+    encoder_after: Count | None = Field(
+        None,
+        description="steps without training the encoder at the beginning, in which the decoder learns to "
+        "attend to the source; null: twice the warm-up for a new model with `norm: post`, otherwise 0",
     )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"

@@ -52,7 +52,8 @@ class Workload(NamedTuple):
 def is_incomplete(config: Config) -> bool:
     """Whether a config leaves values to `complete_config`."""
     training = config.training
-    return config.model.preset == "auto" or training.learning_rate is None or training.warmup_steps is None
+    values = training.learning_rate, training.warmup_steps, training.encoder_after
+    return config.model.preset == "auto" or None in values
 
 
 def complete_config(
@@ -144,18 +145,21 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     limits = [] if training.max_steps is None else [training.max_steps]
     if training.max_epochs is not None:
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
-    rate, steps, post_norm = training.learning_rate, training.warmup_steps, _is_new_with_post_norm(config)
-    warmup, width = recipe.warmup(min(limits, default=UNKNOWN_STEPS), post_norm), config.model.d_model
-    if rate is None and training.init_from:
-        rate = fine_tuning_recipe.peak_rate(width)
-    elif rate is None:
-        rate = recipe.peak_rate(width, post_norm, warmup)
-    values = {"learning_rate": rate, "warmup_steps": warmup if steps is None else steps}
+    rate, steps, encoder_after = training.learning_rate, training.warmup_steps, training.encoder_after
+    if rate is None:
+        rates = fine_tuning_recipe if training.init_from else recipe
+        rate = rates.peak_rate(config.model.d_model)
+    if steps is None:
+        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS))
+    if encoder_after is None:
+        encoder_after = recipe.ENCODER_AFTER * steps if _may_collapse(config) else 0
+    values = {"learning_rate": rate, "warmup_steps": steps, "encoder_after": encoder_after}
     return config.model_copy(update={"training": training.model_copy(update=values)}), choices
 
 
-def _is_new_with_post_norm(config: Config) -> bool:
-    """Whether the rate must rise slowly: not for an encoder alone, nor for one that has learned."""
+def _may_collapse(config: Config) -> bool:
+    """Whether the encoder output of all tokens may become equal before the decoder has learned to attend; see
+    docs/experiments/recipes.md. That of an encoder alone does not, nor that of one that has learned."""
     model, is_new = config.model, config.training.init_from is None
     return is_new and model.norm == "post" and not model.is_classifier
 
@@ -192,8 +196,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    post_norm = _is_new_with_post_norm(config)
-    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed, post_norm)
+    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
     if is_fine_tuning:
         choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
     return [*presets, *choices]

@@ -111,7 +111,10 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
 def _settings_of_run(config: Config, saved: Config) -> Values:
     """The settings of a run that its config need not repeat, from the `saved` config of the run."""
     values = saved.model_dump(mode="json")
-    kept = ("learning_rate", "warmup_steps", "best_metric")
+    values["training"]["encoder_after"] = (
+        saved.training.encoder_after or 0
+    )  # earlier versions had no such key
+    kept = ("learning_rate", "warmup_steps", "encoder_after", "best_metric")
     inherited: Values = {
         "training": {key: values["training"][key] for key in kept},
         "tokenizer": {"normalization": saved.tokenizer.normalization},

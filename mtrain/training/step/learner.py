@@ -29,7 +29,7 @@ from mtrain.kernels.foreach import scale_all
 from mtrain.model.build import AnyModel
 from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.step.alignment_loss import alignment_loss
-from mtrain.training.step.optimizer import LossScaler, make_optimizer
+from mtrain.training.step.optimizer import LossScaler, make_optimizer, parameters_of
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class Learner:
             Dropout.use_key(model, self.dropout_key)
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
+        self.encoder_factor = torch.ones((), device=self.device)  # of its gradient; 0 while it is not trained
         self.updates = 0  # number of updates of the weights that were begun
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
@@ -120,6 +121,9 @@ class Learner:
         the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
             scale_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
+        if self.training.encoder_after:
+            encoder = [p.grad for p in parameters_of(self.model, "encoder") if p.grad is not None]
+            scale_all([own_part(gradient) for gradient in encoder], self.encoder_factor)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
         norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.training.clip_norm
         # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.

@@ -10,6 +10,11 @@ def r_drop_weight(step: int, config: TrainingConfig) -> float:
     return config.r_drop if step > config.r_drop_after else 0.0
 
 
+def trains_encoder(step: int, config: TrainingConfig) -> bool:
+    """Whether optimizer step `step`, counted from 1, trains the encoder."""
+    return step > (config.encoder_after or 0)
+
+
 def learning_rate(step: float, config: TrainingConfig, total_steps: int | None) -> float:
     """The learning rate of optimizer step `step`, counted from 1; by the clock, of a position between steps.
 
@@ -35,13 +40,3 @@ def learning_rate(step: float, config: TrainingConfig, total_steps: int | None) 
     if config.schedule == "wsd":
         return peak * (1 - math.sqrt(max(0.0, 2 * progress - 1)))
     return peak * (1 + math.cos(math.pi * progress)) / 2
-
-
-def clocked_rate(step: int, position: float, config: TrainingConfig, post_norm: bool) -> float:
-    """The learning rate of optimizer step `step` where the clock has moved it to a `position` in the planned
-    steps. With norms after the sublayers, it rises no faster than planned, even if the run becomes shorter:
-    see `mtrain.config.recipe`."""
-    rate = learning_rate(position, config, config.planned_steps)
-    if post_norm and step < (config.warmup_steps or 0):
-        return min(rate, learning_rate(step, config, config.planned_steps))
-    return rate

@@ -68,12 +68,18 @@ _PARTS: dict[ModelPart, str] = {
 }
 
 
+def parameters_of(model: nn.Module, part: ModelPart) -> list[nn.Parameter]:
+    """The parameters of a part of a model."""
+    return [parameter for name, parameter in model.named_parameters() if re.match(_PARTS[part], name)]
+
+
 def freeze(model: nn.Module, parts: list[ModelPart]) -> None:
     """Exclude parts of a model from training. A tied output projection belongs to the embeddings.
 
     Raises UsageError if nothing is left to train.
     """
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(re.match(_PARTS[part], name) for part in parts))
+    frozen = {id(parameter) for part in parts for parameter in parameters_of(model, part)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) not in frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"training.freeze: {', '.join(parts)} leave nothing to train")

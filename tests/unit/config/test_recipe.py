@@ -105,17 +105,6 @@ def test_warm_up_is_a_small_part_of_a_run(steps):
     assert 1 <= warmup(steps) <= max(1, steps / 10)
 
 
-@pytest.mark.parametrize("width", [128, 256, 512])
-@pytest.mark.parametrize("steps", [1, 300, 1_280, 3_300, 300_000])
-def test_with_norms_after_the_sublayers_the_rate_rises_slowly_to_half_the_peak(steps, width):
-    """At width 128, the encoder collapsed with 6e-6 a step, and did not with 3e-6."""
-    warmup_steps = warmup(steps, post_norm=True)
-    rate = peak_rate(width, True, warmup_steps)
-    assert warmup_steps <= max(1, steps / 2)
-    assert rate / warmup_steps <= 1.05 * 2e-6 * 128 / width
-    assert rate == pytest.approx(peak_rate(width) / 2, rel=0.05) or warmup_steps < 1000
-
-
 @pytest.mark.parametrize(("steps", "decay"), [(1, 0.9), (2_000, 0.99), (20_000, 0.999), (10**6, 0.9999)])
 def test_weights_are_averaged_over_a_twentieth_of_a_run(steps, decay):
     assert ema_decay(steps) == decay

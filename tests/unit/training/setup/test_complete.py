@@ -127,8 +127,7 @@ def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resum
     assert planned.training.learning_rate is not None and planned.training.warmup_steps is not None
     steps = budget.get("max_steps", math.inf)
     if planned.training.max_steps is not None and "warmup_steps" not in keys["training"]:
-        share = 0.5 if planned.model.norm == "post" else 0.08
-        most = share * min(steps, planned.training.max_steps) + 0.5  # rounded
+        most = 0.08 * min(steps, planned.training.max_steps) + 0.5  # rounded
         assert planned.training.warmup_steps <= max(1, most)
 
     (run / "checkpoints" / "step-00000001").mkdir(parents=True, exist_ok=True)
@@ -183,12 +182,16 @@ def test_without_automatic_sizes_only_the_rate_and_the_warm_up_are_filled_in():
     made = config(model={"preset": "base"}, training={"max_epochs": 10})
     planned, choices = choose_values(made, workload())
     assert not choices
-    changed = {"learning_rate": 0.001, "warmup_steps": round(0.08 * 10 * (430_000 // 4096))}
+    changed = {
+        "learning_rate": 0.001,
+        "warmup_steps": round(0.08 * 10 * (430_000 // 4096)),
+        "encoder_after": 0,
+    }
     assert planned.training == made.training.model_copy(update=changed)
     assert planned.model == made.model
 
 
-@pytest.mark.parametrize(("preset", "rate"), [("student_tiny", 0.001), ("student_base", 0.0005)])
+@pytest.mark.parametrize(("preset", "rate"), [("student_tiny", 0.002), ("student_base", 0.001)])
 def test_a_student_gets_the_automatic_recipe_but_keeps_its_sizes(preset, rate):
     made = config(model={"preset": preset}, training={"max_steps": 5_000})
     planned, choices = choose_values(made, workload())
@@ -198,24 +201,22 @@ def test_a_student_gets_the_automatic_recipe_but_keeps_its_sizes(preset, rate):
     assert not [
         choice.key for choice in choices if choice.key in {"model.preset", *(f"model.{s}" for s in SIZES)}
     ]
-    assert (planned.training.learning_rate, planned.training.warmup_steps) == (rate, 1_000)
+    assert (planned.training.learning_rate, planned.training.warmup_steps) == (rate, 399)
     assert planned.training.schedule == "cosine" and planned.model.norm == "post"
 
 
-@pytest.mark.parametrize(
-    ("given", "rate", "warmup_steps"),
-    [
-        ({"max_steps": 5_000}, 0.0005, 1_000),
-        ({"max_steps": 400}, 0.0001, 200),
-        ({"max_steps": 400, "warmup_steps": 0}, 0.0001, 0),
-    ],
-)
-def test_with_norms_after_the_sublayers_the_rate_suits_the_warm_up(given, rate, warmup_steps):
-    sizes = PRESETS["base"]
-    for preset in ("auto", None):
-        made = config(model={**sizes, "preset": preset, "norm": "post"}, training=given)
-        planned = choose_values(made, workload())[0].training
-        assert (planned.learning_rate, planned.warmup_steps) == (rate, warmup_steps)
+@pytest.mark.parametrize("preset", ["auto", None])
+def test_a_new_encoder_with_norms_after_the_sublayers_is_trained_after_the_warm_up(preset):
+    def encoder_after(**training: Any) -> int | None:
+        model = {**PRESETS["base"], "preset": preset, "norm": training.pop("norm", "post")}
+        made = config(model=model, training={"max_steps": 5_000, **training})
+        return choose_values(made, workload())[0].training.encoder_after
+
+    assert encoder_after() == pytest.approx(800, abs=2) and encoder_after(warmup_steps=20) == 40
+    assert (encoder_after(encoder_after=7), encoder_after(encoder_after=0)) == (7, 0)
+    assert encoder_after(norm="pre") == encoder_after(init_from="runs/y") == 0
+    given = {"learning_rate": 0.1, "warmup_steps": 30}
+    assert encoder_after(**given) == 60
 
 
 @pytest.mark.parametrize(
@@ -443,13 +444,13 @@ def test_fine_tuning_starts_with_a_lower_rate(preset, norm):
     model = {**INITIAL, "preset": preset, "norm": norm}
     made = config(model=model, training={"init_from": "runs/y", "max_steps": 100})
     planned = choose_values(made, workload())[0].training
-    assert (planned.learning_rate, planned.warmup_steps) == (0.002, 8)
+    assert (planned.learning_rate, planned.warmup_steps, planned.encoder_after) == (0.002, 8, 0)
 
 
-def test_a_pair_classifier_with_norms_after_the_sublayers_has_the_usual_rate():
+def test_the_encoder_of_a_pair_classifier_is_trained_from_the_first_step():
     model = {"head": "pair_classifier", "preset": "tiny", "norm": "post"}
     planned = choose_values(config(model=model, training={"max_steps": 100}), workload())[0].training
-    assert (planned.learning_rate, planned.warmup_steps) == (0.004, 8)
+    assert (planned.learning_rate, planned.warmup_steps, planned.encoder_after) == (0.004, 8, 0)
 
 
 @pytest.mark.parametrize(("pairs", "epochs"), [(1_000, 42), (29_000, 15), (1_000_000, 5), (20_000_000, 2)])

@@ -8,6 +8,7 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.step.average import WeightAverage
+from mtrain.training.step.learning_rate import trains_encoder
 from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
@@ -35,6 +36,7 @@ def train(parts, ranks: Ranks, shares, steps: int, kind="cpu", **recipe) -> dict
         if step == 0:
             before = {name: whole(tensor) for name, tensor in weights(model).items()}
             adam, learner.optimizer = learner.optimizer, torch.optim.SGD(model.parameters())
+        learner.encoder_factor.fill_(trains_encoder(step + 1, config))
         metrics = learner.step(own or [Batch.without_pairs()], total, 1.0 if step == 0 else 1e-3)
         results[f"metrics.{step}"] = metrics.values
         if step == 0:
@@ -50,10 +52,13 @@ def train(parts, ranks: Ranks, shares, steps: int, kind="cpu", **recipe) -> dict
 @pytest.mark.parametrize(
     ("dtype", "steps", "recipe"),
     [
-        (torch.float64, 5, {"ema_decay": 0.9}),
+        (torch.float64, 5, {"ema_decay": 0.9, "encoder_after": 3}),
         pytest.param(torch.float32, 5, {"clip_norm": 1.0}, marks=pytest.mark.slow),
         pytest.param(
-            torch.float64, 5, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}, marks=pytest.mark.slow
+            torch.float64,
+            5,
+            {"clip_norm": 0.1, "encoder_after": 3, "parallel": "fsdp"},
+            marks=pytest.mark.slow,
         ),
         pytest.param(torch.float32, 5, {"clip_norm": 1.0, "parallel": "fsdp"}, marks=pytest.mark.slow),
         pytest.param(

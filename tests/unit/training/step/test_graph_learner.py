@@ -26,6 +26,7 @@ from mtrain.tokenizer.rows import Rows
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.graph_learner import GraphLearner
 from mtrain.training.step.learner import Learner
+from mtrain.training.step.learning_rate import trains_encoder
 from mtrain.training.step.optimizer import LossScaler, freeze
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 from tests.support.training import weights
@@ -92,6 +93,7 @@ def take(learner: Learner, number: int, average: WeightAverage | None = None) ->
     learner.number = number  # type: ignore[attr-defined]
     batches = [batch_of(pairs) for pairs in STEPS[number]]
     tokens = sum(batch.target_tokens for batch in batches)
+    learner.encoder_factor.fill_(trains_encoder(number + 1, learner.training))
     values = learner.step(batches, tokens, RATE * (number + 1)).values
     if average is not None:
         average.update(number + 1)
@@ -124,6 +126,7 @@ same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9, check_dtype=Fal
         ({"r_drop": 5.0}, {"positions": "learned", "tie_embeddings": "none", "norm": "post"}),
         ({}, {"positions": "rotary", "activation": "swiglu"}),
         ({}, {"alignment_head": True, "dropout": 0.3}),
+        ({"encoder_after": 2, "clip_norm": 0.5}, {"dropout": 0.3}),
     ],
 )
 def test_steps_equal_steps_without_graphs(recipe, model):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.training.step.learning_rate import clocked_rate, learning_rate
+from mtrain.training.step.learning_rate import learning_rate
 
 
 def rates(schedule, steps, warmup=10, total=100):
@@ -37,18 +37,3 @@ def test_without_warm_up_the_rate_starts_near_the_peak_and_never_increases(sched
     values = rates(schedule, range(1, 201), warmup=0)  # also past the planned end
     assert values[0] == pytest.approx(0.5, rel=0.02) and all(0 <= value <= 0.5 for value in values)
     assert values == sorted(values, reverse=True)
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
-@pytest.mark.parametrize("steps", [25, 50, 100, 200])
-def test_with_norms_after_the_sublayers_the_clock_does_not_let_the_rate_rise_faster(schedule, steps):
-    """100 steps are planned, 20 of them for the warm-up, and the clock allows `steps`."""
-    limits = {"max_minutes": 1.0, "planned_steps": 100}
-    config = TrainingConfig(**limits, learning_rate=0.5, warmup_steps=20, schedule=schedule)
-    positions = [100 / steps * step for step in range(1, steps + 1)]
-    usual = [learning_rate(position, config, 100) for position in positions]
-    assert [clocked_rate(i, at, config, False) for i, at in enumerate(positions, start=1)] == usual
-    slow = [clocked_rate(i, at, config, True) for i, at in enumerate(positions, start=1)]
-    rises = [after - before for before, after in zip([0, *slow], slow, strict=False)]
-    assert max(rises) <= 0.5 / 20 + 1e-9 and slow[-1] == pytest.approx(0, abs=1e-9)
-    assert slow == usual or steps < 100
