@@ -18,7 +18,6 @@ from mtrain.checkpoint.model_info import (
     write_info,
 )
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
-from mtrain.config.languages import Direction
 from mtrain.config.load import override, read_config, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.errors import ModelError, UsageError
@@ -209,7 +208,7 @@ def folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None
     decoding = config.decoding
     if decoding.alignment_layer is None:
         decoding = decoding.model_copy(update={"alignment_layer": layer})
-    direction = tokenizer.complete(Direction(config.data.source_lang, config.data.target_lang))
+    direction = tokenizer.complete(config.data.direction)
     return ModelFolderConfig(
         source_lang=direction.source,
         target_lang=direction.target,

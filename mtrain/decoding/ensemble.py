@@ -5,7 +5,6 @@ from itertools import combinations
 from pathlib import Path
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
-from mtrain.config.languages import Direction
 from mtrain.errors import ModelError
 
 
@@ -20,7 +19,7 @@ def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[L
             found = f"is {other.config.language_tags}, but {first.config.language_tags} in {path}"
             cure = "the models of an ensemble must have the same"
             raise ModelError(f"{folder}: language_tags {found}; {cure}")
-        ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
+        ours, theirs = first.config.direction, other.config.direction
         if not ours.agrees_with(theirs):
             found = f"translates {theirs}, but {path} {ours}"
             raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")

@@ -93,7 +93,7 @@ class Translator:
         translator = cls(
             Ensemble([one.model.to(torch_device) for one in loaded], first.tokenizer, torch_device),
             first.config.decoding,
-            Direction(first.config.source_lang, first.config.target_lang),
+            first.config.direction,
             min(one.config.max_length for one in loaded),
             "+".join(one.fingerprint for one in loaded),
             language_tags=first.config.language_tags,
