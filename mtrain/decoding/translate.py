@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
+from mtrain.checkpoint.model_folder import load_ensemble
 from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import DecodingTask, Ensemble, Search
-from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import join_texts
 from mtrain.decoding.overlap import Pauses, Results, Window, numbered, overlapped, overlaps
 from mtrain.decoding.search.mbr import sentence_metric
