@@ -179,8 +179,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 def restore_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
     """Restore what `random_states` has returned, except for the state of another kind of device."""
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
+    torch.set_rng_state(states["cpu"])
     if device.type != "cpu" and device.type in states:
         torch.get_device_module(device).set_rng_state(states[device.type], *_index(device))
 

@@ -4,6 +4,7 @@ A message is one line: what is wrong; what was given; what to do.
 """
 
 import re
+from pathlib import Path
 
 
 class MtrainError(Exception):
@@ -33,6 +34,11 @@ class DivergedError(MtrainError, exit_code=5):
 
 class StorageError(MtrainError, exit_code=6):
     """Reading or writing failed for an external reason: disk full, no permission."""
+
+
+def cannot_write(path: Path, error: OSError) -> StorageError:
+    """The error to raise for a file or folder that cannot be written."""
+    return StorageError(f"{path}: cannot write: {error.strerror}")
 
 
 class DistributedError(MtrainError, exit_code=7):

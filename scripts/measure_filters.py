@@ -32,7 +32,7 @@ from mtrain.config.sections.filters import Filters
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.lines import read_text
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.evaluation.roc import roc_auc
+from mtrain.training.validation.classifier import roc_auc
 
 SYMBOLS = "@#%&*+=/\\|<>{}~^_0123456789"
 Pair = tuple[str, str]

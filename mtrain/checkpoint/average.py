@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import Loaded, load_any_model, save_model_folder
 from mtrain.checkpoint.model_info import Origin, describe_ancestor, name_of, new_info
-from mtrain.config.languages import Direction
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
@@ -57,8 +56,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
 
 def _differing_settings(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str:
     """Which of the settings that averaged models must share differ; empty if none does."""
-    ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
-    if not ours.agrees_with(theirs):
+    if not first.config.direction.agrees_with(other.config.direction):
         return "languages"
     if first.config.language_tags != other.config.language_tags:
         return "language tags"

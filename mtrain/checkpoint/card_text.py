@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from mtrain.checkpoint.model_info import Ancestor, Description, Origin
-from mtrain.config.languages import Direction, base_language
+from mtrain.config.languages import base_language
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.duration import format_duration
 from mtrain.templates import load_templates
@@ -159,7 +159,7 @@ def _render(template: str, model: Description, **facts: object) -> str:
         info=model.info,
         config=config,
         architecture=config.model,
-        tag=Direction(config.source_lang, config.target_lang).tag(config.language_tags),
+        tag=config.direction.tag(config.language_tags),
         home=_HOME,
         **facts,
     )

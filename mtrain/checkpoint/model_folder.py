@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -18,7 +19,6 @@ from mtrain.checkpoint.model_info import (
     write_info,
 )
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
-from mtrain.config.languages import Direction
 from mtrain.config.load import override, read_config, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.errors import ModelError, UsageError
@@ -84,6 +84,24 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     loaded = load_any_model(path, overrides)
     require_translation(path, loaded.config)
     return cast(LoadedModel, loaded)
+
+
+def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[LoadedModel]:
+    """Load a model or an ensemble. Raises ModelError if a folder is missing or damaged, or if the models
+    cannot decode together."""
+    loaded = [load_model(folder, overrides) for folder in folders]
+    for (path, first), (folder, other) in combinations(zip(folders, loaded, strict=True), 2):
+        if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
+            raise ModelError(f"{folder}: its vocabulary is not the same as in {path}; an ensemble shares one")
+        if first.config.language_tags != other.config.language_tags:
+            found = f"is {other.config.language_tags}, but {first.config.language_tags} in {path}"
+            cure = "the models of an ensemble must have the same"
+            raise ModelError(f"{folder}: language_tags {found}; {cure}")
+        ours, theirs = first.config.direction, other.config.direction
+        if not ours.agrees_with(theirs):
+            found = f"translates {theirs}, but {path} {ours}"
+            raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")
+    return loaded
 
 
 def require_translation(path: Path, config: ModelFolderConfig) -> None:
@@ -209,7 +227,7 @@ def folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None
     decoding = config.decoding
     if decoding.alignment_layer is None:
         decoding = decoding.model_copy(update={"alignment_layer": layer})
-    direction = tokenizer.complete(Direction(config.data.source_lang, config.data.target_lang))
+    direction = tokenizer.complete(config.data.direction)
     return ModelFolderConfig(
         source_lang=direction.source,
         target_lang=direction.target,

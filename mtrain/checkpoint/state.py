@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -92,14 +91,10 @@ class TrainState:
         known = {**cls().to_json(), **values}
         known["position"] = dict(zip(Position._fields, map(known.pop, _POSITION_KEYS), strict=True))
         known["metric_sums"] = known.pop("window")
-        return _adapter().validate_python(known)
+        return _ADAPTER.validate_python(known)
 
 
-@cache
-def _adapter() -> TypeAdapter[TrainState]:
-    return TypeAdapter(TrainState)
-
-
+_ADAPTER = TypeAdapter(TrainState)
 # The keys of `state.json` for the fields of a `Position`.
 _POSITION_KEYS = ("epoch", "epoch_window", "next_batch", "stage_starts", "stage_step")
 _VALIDATION_FIELDS = (

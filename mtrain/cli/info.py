@@ -10,7 +10,6 @@ from typer import Argument, Option
 from mtrain.cli.console.options import Json
 from mtrain.cli.console.output import open_stdout
 from mtrain.cli.console.tables import format_table
-from mtrain.config.languages import Direction
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 
@@ -177,7 +176,7 @@ def _model(model: "Description") -> Rows:
 def _languages(config: "ModelFolderConfig") -> str:
     if not config.languages:
         return f"{config.source_lang} to {', '.join(config.target_languages)}"
-    own = Direction(config.source_lang, config.target_lang)
+    own = config.direction
     default = "" if "und" in own else f"{own.source} to {own.target} by default, "
     return f"{default}between {len(config.languages)}: {', '.join(config.languages)}"
 

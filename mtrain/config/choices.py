@@ -7,7 +7,6 @@ from mtrain.config.recipe import (
     CPU,
     Budget,
     CorpusSize,
-    Limit,
     dropout,
     ema_decay,
     peak_rate,
@@ -45,12 +44,13 @@ class Choice(NamedTuple):
 
 
 def choose_training(
-    size: CorpusSize, budget: Budget, limit: Limit, batch: int, steps: int, width: int, speed: float
+    size: CorpusSize, budget: Budget, speed: float, batch: int, steps: int, width: int
 ) -> list[Choice]:
     """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
 
     The run has `steps` steps of `batch` padded tokens, at `speed` target tokens/s.
     """
+    limit = budget.limit(size, speed)
     tokens = limit.tokens
     epochs = tokens / size.tokens
     # A longer run ends early if validation does not improve, so warm-up and validations suit the useful part.

@@ -173,6 +173,11 @@ class ModelFolderConfig(Section):
     decoding: DecodingConfig = Field(description="default decoding settings")
 
     @property
+    def direction(self) -> Direction:
+        """The languages of the model, `und` where they are not known."""
+        return Direction(self.source_lang, self.target_lang)
+
+    @property
     def example(self) -> Direction | None:
         """Two of `languages`, if there are any: the model's own or, if they are not known, the first and the
         last."""

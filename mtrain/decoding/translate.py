@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
+from mtrain.checkpoint.model_folder import load_ensemble
 from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import DecodingTask, Ensemble, Search
-from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.join import join_texts
 from mtrain.decoding.overlap import Pauses, Results, Window, numbered, overlapped, overlaps
 from mtrain.decoding.search.mbr import sentence_metric
@@ -93,7 +93,7 @@ class Translator:
         translator = cls(
             Ensemble([one.model.to(torch_device) for one in loaded], first.tokenizer, torch_device),
             first.config.decoding,
-            Direction(first.config.source_lang, first.config.target_lang),
+            first.config.direction,
             min(one.config.max_length for one in loaded),
             "+".join(one.fingerprint for one in loaded),
             language_tags=first.config.language_tags,

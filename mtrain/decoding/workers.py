@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -25,7 +26,7 @@ from mtrain.decoding.worker_process import make_decoder
 from mtrain.device import release_cached_memory, thread_pool
 from mtrain.errors import is_out_of_memory
 from mtrain.model.transformer import Transformer
-from mtrain.processes import WorkerEndedError, WorkerProcess
+from mtrain.processes import Prepare, WorkerEndedError, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +190,7 @@ class Workers:
     def _start_missing(self) -> list[threading.Thread]:
         """Start the worker processes that are not running, without waiting until they are ready."""
         starting: list[threading.Thread] = []
+        make = partial(make_decoder, self.originals, self.precision, self._threads)
         with self._lock:
             while len(self._processes) < self._wanted:
                 try:
@@ -198,7 +200,7 @@ class Workers:
                     break
                 self._processes.append(process)
                 # The thread must not hold a reference to this object, which may be dropped meanwhile.
-                arguments = (process, self.originals, self.precision, self._threads, self._free)
+                arguments = (process, make, self._free)
                 thread = threading.Thread(target=_prepare, args=arguments, name="preparing", daemon=True)
                 starting.append(thread)
                 thread.start()
@@ -231,15 +233,12 @@ class Workers:
 
 
 def _prepare(
-    process: WorkerProcess,
-    ensemble: Ensemble[Transformer],
-    precision: str,
-    threads: int,
-    free: "queue.SimpleQueue[WorkerProcess]",
+    process: WorkerProcess, make: Callable[[], Prepare], free: "queue.SimpleQueue[WorkerProcess]"
 ) -> None:
-    """Prepare a process for tasks. If it fails, it is killed, and its first task raises WorkerEndedError."""
+    """Prepare a process for tasks by what `make` returns. If it fails, the process is killed, and its first
+    task raises WorkerEndedError."""
     try:
-        process.prepare(make_decoder(ensemble, precision, threads))
+        process.prepare(make())
     except Exception as error:
         if not isinstance(error, WorkerEndedError):
             log.warning("a worker process could not be prepared: %s", error)

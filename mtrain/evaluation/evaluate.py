@@ -187,7 +187,12 @@ def read_references(files: Sequence[Path], name: str, count: int) -> list[list[s
     Raises DataError if a file is missing or malformed, or has another number of lines.
     """
     references = [read_text(file) for file in files]
-    for file, lines in zip(files, references, strict=True):
-        if len(lines) != count:
-            raise DataError(f"{name} has {count} lines but {file} has {len(lines)}")
+    require_counts(zip(files, references, strict=True), name, count)
     return references
+
+
+def require_counts(texts: Iterable[tuple[object, list[str]]], name: str, count: int) -> None:
+    """Raise DataError if one of some named texts does not have `count` lines, as the text called `name`."""
+    for other, lines in texts:
+        if len(lines) != count:
+            raise DataError(f"{name} has {count} lines but {other} has {len(lines)}")

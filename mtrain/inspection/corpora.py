@@ -47,9 +47,7 @@ def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: ChosenSide
 
     Raises the errors of `inspect_corpus` for the others.
     """
-    train = [inspect_corpus(group, kind, sides) for group in roles.train]
-    validation = [inspect_corpus(group, kind, sides) for group in roles.validation]
-    test = [inspect_corpus(group, kind, sides) for group in roles.test]
+    train, validation, test = ([inspect_corpus(group, kind, sides) for group in groups] for groups in roles)
     given = {file for groups in roles for group in groups for file in group.files}
     for found, groups in ((validation, siblings.validation), (test, siblings.test)):
         for group in groups if not found else ():

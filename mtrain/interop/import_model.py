@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mtrain.checkpoint.model_card import stated_license, write_card
 from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
-from mtrain.config.languages import Direction
 from mtrain.config.load import override, validate
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.sections.model import ModelConfig
@@ -51,7 +50,7 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
         convert = _convert if native is None else convert_native
         tensors, settled, tokenizer = convert(native or folder, temporary / "tokenizer", source)
         changed = _with_overrides(settled, overrides)
-        completed = tokenizer.tokenizer.complete(Direction(changed.source_lang, changed.target_lang))
+        completed = tokenizer.tokenizer.complete(changed.direction)
         languages = {"source_lang": completed.source, "target_lang": completed.target}
         changed = changed.model_copy(update=languages)
         if changed.languages:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-allowed = True  # False in tests, which compare with the alternatives
+allowed = True  # to rely on how PyTorch works inside; False in tests, which compare with the alternatives
 
 
 def undocumented(name: str) -> Any:
@@ -17,8 +17,3 @@ def undocumented(name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
-
-
-def undocumented_allowed() -> bool:
-    """Whether code may rely on how PyTorch works inside: it may, except in tests."""
-    return allowed

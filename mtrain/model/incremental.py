@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrain.kernels import undocumented
 from mtrain.kernels.attention import dispatch as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.sequences import Padded
-from mtrain.kernels.undocumented import undocumented_allowed
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.transformer import (
     DecoderLayer,
@@ -247,7 +247,7 @@ def reduce_call_overhead(model: nn.Module) -> None:
     Calls go directly to `forward`, so hooks do not run. Parameters and submodules become plain attributes,
     which Python finds before it calls `nn.Module.__getattr__`; do not replace them afterwards.
     """
-    if not undocumented_allowed():
+    if not undocumented.allowed:
         return
     for module in model.modules():
         vars(module).update(dict(module.named_parameters(recurse=False)))

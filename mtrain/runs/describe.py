@@ -16,7 +16,6 @@ from mtrain.checkpoint.model_info import (
     DataInfo,
     ModelInfo,
     Origin,
-    Score,
     TrainingInfo,
     name_of,
     new_info,
@@ -32,11 +31,9 @@ from mtrain.runs.metrics import read_metrics, validation_scores
 def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
     """What the run folder records about the model at `step`, a checkpoint that was validated. The scores on
     test sets are not included."""
-    data, sentences = Path(config.data.folder or run_dir / "data"), None
-    scores: list[Score] = []
-    with suppress(OSError):
-        scores = validation_scores(read_metrics(run_dir)).get(step, [])
-        sentences = _count_lines(data / VALIDATION)
+    data = Path(config.data.folder or run_dir / "data")
+    scores = validation_scores(read_metrics(run_dir)).get(step, [])
+    sentences = _count_lines(data / VALIDATION)
     if sentences is not None and config.training.validation_pairs is not None:
         sentences = min(sentences, config.training.validation_pairs)
     return new_info(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mtrain.errors import StorageError, UsageError
+from mtrain.errors import UsageError, cannot_write
 from mtrain.regular_files import read_file, require_plausible
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def only_writer(path: Path, what: str, alternative: str) -> Iterator[None]:
     try:
         lock = try_lock(file)
     except OSError as error:
-        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+        raise cannot_write(path, error) from error
     if lock is None:
         raise UsageError(f"{path}: another process is writing this {what}; wait, or give {alternative}")
     try:

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from mtrain.errors import StorageError, UsageError
+from mtrain.errors import StorageError, UsageError, cannot_write
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import replace_durably, write_atomically
 from mtrain.storage.locks import only_writer
@@ -103,7 +103,7 @@ class ResumableOutput:
             self._stream.close()
             if not self.lines_done:
                 self._remove()
-            raise error if isinstance(error, StorageError) else self._cannot_write(error) from None
+            raise error if isinstance(error, StorageError) else cannot_write(self.path, error) from None
 
     def _read_state(self) -> dict[str, Any] | None:
         """The contents of FILE.part.json, if any. Raises UsageError if mtrain did not write the files."""
@@ -164,13 +164,13 @@ class ResumableOutput:
             else:
                 self._keep_answers(error)
         except OSError as failure:
-            raise self._cannot_write(failure) from None
+            raise cannot_write(self.path, failure) from None
         finally:
             with suppress(OSError):
                 self._stream.close()
             self._lock.close()
         if isinstance(error, OSError):
-            raise self._cannot_write(error) from None
+            raise cannot_write(self.path, error) from None
 
     def _finish(self) -> None:
         """Move FILE.part to FILE, compressed if requested; if that fails, --continue tries again."""
@@ -208,9 +208,6 @@ class ResumableOutput:
         for file in (self.part, self.state_file):
             with suppress(OSError):
                 file.unlink()
-
-    def _cannot_write(self, error: OSError) -> StorageError:
-        return StorageError(f"{self.path}: cannot write: {error.strerror}")
 
 
 def _compress(file: Path, compressed: Path, compression: str) -> None:

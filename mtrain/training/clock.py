@@ -66,6 +66,7 @@ class Clock:
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
         state.plan = plan = self._adapted(state.plan)
+        # The last one is in effect, and is also `state.plan`.
         self.plans = [*(each for each in written if each.step < plan.step), plan]
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         self.later = self._from_first(later)  # to be repeated
@@ -86,16 +87,11 @@ class Clock:
         total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
         return Plan(step, step / total, total, 0, self.limits)
 
-    @property
-    def plan(self) -> Plan:
-        """The plan in effect, which is also `state.plan`."""
-        return self.plans[-1]
-
     def add_step(self, seconds: float) -> bool:
         """Count a step that took some `seconds`. Repeats the plan that was written after it or, on rank 0,
         makes a new one if that is necessary. Returns whether rank 0 has made one, which the other ranks have
         to `adopt`."""
-        state = self.state
+        state, current = self.state, self.plans[-1]
         left = max(0.0, AIM * self.budget - state.seconds)
         self._measure(seconds, left)
         if self.later:
@@ -103,21 +99,21 @@ class Clock:
                 state.plan = self.later.pop(0)
                 self.plans.append(state.plan)
             return False
-        is_known = self._seconds >= LEAST_SHARE * self.budget or 2 * state.step >= self.plan.total_steps
+        is_known = self._seconds >= LEAST_SHARE * self.budget or 2 * state.step >= current.total_steps
         is_known = is_known and state.step > self._start + LEAST_STEPS
-        if not self.ranks.is_first or not is_known or state.step >= self.plan.total_steps:
+        if not self.ranks.is_first or not is_known or state.step >= current.total_steps:
             return False
         plan = self._make_plan(left)
-        deviation = abs(plan.total_steps - self.plan.total_steps) * self._seconds_per_step
+        deviation = abs(plan.total_steps - current.total_steps) * self._seconds_per_step
         least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
-        changes_validation = self.is_due and plan.next_validation != self.plan.next_validation
+        changes_validation = self.is_due and plan.next_validation != current.next_validation
         self.is_due = False
         return (deviation > least or changes_validation) and self._write(plan)
 
     def adopt(self) -> None:
         """Let all ranks have the new plan of rank 0."""
         self.plans = self._from_first(self.plans)
-        self.state.plan = self.plan
+        self.state.plan = self.plans[-1]
 
     def _from_first(self, plans: list[Plan]) -> list[Plan]:
         """The plans that rank 0 gives, on all ranks."""
@@ -126,7 +122,7 @@ class Clock:
     def allows_validation(self) -> bool:
         """Whether the model may be validated after the last step: not long after the last validation if these
         take much of the time, and not shortly before the last one."""
-        step, plan = self.state.step, self.plan
+        step, plan = self.state.step, self.plans[-1]
         return plan.next_validation <= step <= plan.total_steps - self.training.validate_every / 2
 
     def add_validation(self, seconds: float) -> None:
@@ -154,7 +150,7 @@ class Clock:
 
     def _make_plan(self, left: float) -> Plan:
         """A plan for the seconds that are left for training, validation and saving."""
-        current, step = self.plan, self.state.step
+        current, step = self.plans[-1], self.state.step
         each, every = self._seconds_per_step, self.training.validate_every
         validation = self._validation_steps * each
         # The number of validations, including the last one.

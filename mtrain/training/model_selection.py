@@ -43,9 +43,7 @@ class ModelSelection:
         self.state, self.progress = state, progress
         self.average, self.ranks = average, ranks
         assert state.micro_batch_tokens is not None
-        validator: type[Validator | ClassifierValidator] = Validator
-        if run.config.model.is_classifier:
-            validator = ClassifierValidator
+        validator = ClassifierValidator if run.config.model.is_classifier else Validator
         data = run.data.with_sampled_validation(run.config.training.validation_pairs, run.config.seed)
         self.validator = validator(data, run.config, run.tokenizer, state.micro_batch_tokens, ranks)
         self.failures = 0  # in a row

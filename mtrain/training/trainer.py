@@ -102,7 +102,7 @@ class Trainer:
     @property
     def total_steps(self) -> int | None:
         """The number of steps that the limits allow or, with `max_minutes`, that are planned."""
-        return self.allowed_steps if self.clock is None else self.clock.plan.total_steps
+        return self.allowed_steps if self.clock is None else self.clock.plans[-1].total_steps
 
     def rate(self, step: int) -> float:
         """The learning rate of an optimizer step, counted from 1. A schedule that ends at zero follows the
@@ -111,7 +111,7 @@ class Trainer:
         if self.clock is None or training.schedule not in ENDING_AT_ZERO:
             return learning_rate(step, training, self.total_steps)
         assert training.planned_steps is not None
-        position = self.clock.plan.scheduled_at(step) * training.planned_steps
+        position = self.clock.plans[-1].scheduled_at(step) * training.planned_steps
         return learning_rate(position, training, training.planned_steps)
 
     @property

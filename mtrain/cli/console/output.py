@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 from mtrain.cli.console.terminal import discard_output
 from mtrain.data import COMPRESSION
-from mtrain.errors import StorageError, UsageError
+from mtrain.errors import StorageError, UsageError, cannot_write
 from mtrain.invisible_characters import escape_control_characters, isolate
 
 # Suffixes of compressed files that cannot be written. `.tar` is not one of them, as it is a language code;
@@ -103,7 +103,7 @@ def open_output(path: Path | None, columns: bool = False) -> Iterator[IO[str]]:
     except BrokenPipeError:  # of stdout, which the block may write to as well
         raise
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     finally:
         if written is not place:
             written.unlink(missing_ok=True)
@@ -160,11 +160,7 @@ class _OutputFile(io.FileIO):
             return super().write(data)
         except OSError as error:
             # If two files are open, `open_output` would name the one that was opened last.
-            raise _cannot_write(self._path, error) from None
-
-
-def _cannot_write(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"{path}: cannot write: {error.strerror}")
+            raise cannot_write(self._path, error) from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from mtrain.cli.evaluate.results import Evaluated, Metrics, Outputs, report_resu
 from mtrain.cli.translate.translate import load_translator, refuse_beam_size_of_sampling
 from mtrain.config.languages import Direction
 from mtrain.distributed.launch import read_launch
-from mtrain.errors import DataError, UsageError
+from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
@@ -144,7 +144,7 @@ def _read_systems(inputs: EvaluationInputs) -> dict[str, list[str]]:
 
 def _given_test_sets(inputs: EvaluationInputs, texts: dict[str, list[str]]) -> list["TestSet"]:
     """The test set in the files of --source and --reference. Raises DataError if numbers of lines differ."""
-    from mtrain.evaluation.evaluate import TestSet, read_references
+    from mtrain.evaluation.evaluate import TestSet, read_references, require_counts
 
     sources = [] if inputs.source is None else list(terminal.read_lines(inputs.source))
     given = {} if inputs.source is None else {_name_of(inputs.source): sources}
@@ -153,7 +153,7 @@ def _given_test_sets(inputs: EvaluationInputs, texts: dict[str, list[str]]) -> l
     name = _name_of(first)
     count = len((texts | given)[name])
     references = read_references(inputs.references, name, count)
-    _require_counts(given | texts, count, name)
+    require_counts((given | texts).items(), name, count)
     return [TestSet(Path(name).name, sources, references)]
 
 
@@ -162,7 +162,7 @@ def _configured_test_sets(
 ) -> list["TestSet"]:
     """The test sets or the validation set of MODEL's run. There must be one set if files are compared with
     the model."""
-    from mtrain.evaluation.evaluate import configured_test_sets, validation_sets
+    from mtrain.evaluation.evaluate import configured_test_sets, require_counts, validation_sets
 
     assert inputs.model is not None
     tests = (validation_sets if inputs.validation else configured_test_sets)(inputs.model, settings)
@@ -172,14 +172,8 @@ def _configured_test_sets(
             f"--compare {next(iter(texts))}: {inputs.model} has several test sets ({names}); "
             "give --source and --reference"
         )
-    _require_counts(texts, len(tests[0].sources), tests[0].name)
+    require_counts(texts.items(), tests[0].name, len(tests[0].sources))
     return tests
-
-
-def _require_counts(texts: dict[str, list[str]], count: int, name: str) -> None:
-    for file, lines in texts.items():
-        if len(lines) != count:
-            raise DataError(f"{name} has {count} lines but {file} has {len(lines)}")
 
 
 def _name_of(path: Path) -> str:

@@ -10,6 +10,7 @@ from mtrain.config.languages import Direction, LanguageTags, is_same_language, s
 from mtrain.config.section import FilePath, PositiveInt, Section
 from mtrain.config.sections.augment import Augment
 from mtrain.config.sections.corpora import (
+    AnyCorpus,
     Corpora,
     CorpusSpec,
     FieldsCorpus,
@@ -108,11 +109,10 @@ class DataConfig(Section):
 
     def direction_of(self, corpus: CorpusSpec) -> Direction:
         """The languages of a corpus or test set."""
-        own = Direction(corpus.source_lang or self.source_lang, corpus.target_lang or self.target_lang)
+        source, target = self.direction
         if isinstance(corpus, SacrebleuCorpus) and self.language_tags != "none":
             source, target = corpus.langs.split("-")
-            own = Direction(corpus.source_lang or source, corpus.target_lang or target)
-        return own
+        return Direction(corpus.source_lang or source, corpus.target_lang or target)
 
     @property
     def directions(self) -> list[Direction]:
@@ -126,18 +126,13 @@ class DataConfig(Section):
 
     def common_direction(self, corpora: Iterable[CorpusSpec]) -> Direction:
         """The languages of some corpora, with `und` (undetermined) for a side whose languages differ."""
-        directions = [self.direction_of(corpus) for corpus in corpora]
-        sources = {direction.source for direction in directions}
-        targets = {direction.target for direction in directions}
-        return Direction(
-            source=sources.pop() if len(sources) == 1 else "und",
-            target=targets.pop() if len(targets) == 1 else "und",
-        )
+        sides = zip(*map(self.direction_of, corpora), strict=True)  # all sources, all targets
+        return Direction(*(codes[0] if len({*codes}) == 1 else "und" for codes in sides))
 
     @property
     def target_languages(self) -> list[str]:
         """The languages of the targets of all corpora and test sets."""
-        corpora = (*self.train, *self._other_corpora.values())
+        corpora = self.all_corpora.values()
         return list(dict.fromkeys(self.direction_of(corpus).target for corpus in corpora))
 
     def tag_of(self, corpus: CorpusSpec) -> str:
@@ -151,22 +146,22 @@ class DataConfig(Section):
         return list(dict.fromkeys(words))
 
     @property
-    def _other_corpora(self) -> dict[str, CorpusSpec]:
+    def _other_corpora(self) -> dict[str, AnyCorpus]:
         """The corpora for validation and testing, by key."""
         validation = self.validation if isinstance(self.validation, list) else []
-        named: dict[str, CorpusSpec] = {f"test.{name}": corpus for name, corpus in self.test.items()}
+        named: dict[str, AnyCorpus] = {f"test.{name}": corpus for name, corpus in self.test.items()}
         return {f"validation.{index}": corpus for index, corpus in enumerate(validation)} | named
 
     @property
-    def _all_corpora(self) -> dict[str, CorpusSpec]:
-        """All corpora, by key."""
+    def all_corpora(self) -> dict[str, AnyCorpus]:
+        """All corpora and test sets, by key."""
         return {f"train.{index}": corpus for index, corpus in enumerate(self.train)} | self._other_corpora
 
     @model_validator(mode="after")
     def _languages_agree(self) -> Self:
         if self.language_tags == "none":
             return self
-        directions = {name: self.direction_of(corpus) for name, corpus in self._all_corpora.items()}
+        directions = {name: self.direction_of(corpus) for name, corpus in self.all_corpora.items()}
         for name, direction in {"data": self.direction, **directions}.items():
             if wrong := [code for code in direction if not re.fullmatch("[A-Za-z0-9_-]+", code)]:
                 problem = f"the language code {wrong[0]!r} cannot be a tag"
@@ -175,7 +170,7 @@ class DataConfig(Section):
 
     def require_one_target_language(self) -> None:
         """Raise ValueError if the corpora and test sets have several target languages, but no tags."""
-        for name, corpus in self._all_corpora.items() if self.language_tags == "none" else ():
+        for name, corpus in self.all_corpora.items() if self.language_tags == "none" else ():
             language = self.direction_of(corpus).target
             if not is_same_language(language, self.target_lang):
                 raise ValueError(
@@ -249,7 +244,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _languages_of_named_sets(self) -> Self:
-        for corpus in (*self.train, *self._other_corpora.values()):
+        for corpus in self.all_corpora.values():
             if isinstance(corpus, SacrebleuCorpus):
                 direction = self.direction_of(corpus)
                 if not all(map(is_same_language, corpus.langs.split("-"), direction)):

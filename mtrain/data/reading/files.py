@@ -61,8 +61,7 @@ def existing_files(corpus: Corpus) -> list[Path]:
 
 def input_files(data: DataConfig) -> list[Path]:
     """The local files of the corpora and test sets of a config that exist."""
-    validation = data.validation if isinstance(data.validation, list) else []
-    corpora = (*data.train, *validation, *data.test.values())
+    corpora = data.all_corpora.values()
     local = (corpus for corpus in corpora if not isinstance(corpus, SacrebleuCorpus))  # may be downloaded
     return [*chain.from_iterable(map(existing_files, local))]
 

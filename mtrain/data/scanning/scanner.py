@@ -15,7 +15,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from mtrain.config.languages import Direction
 from mtrain.config.sections.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES
@@ -77,7 +76,7 @@ class BlockScanner:
         self._filter = BlockFilter(data) if data.filters else None
         # Keys contain the direction; else, only the first of several corpora with the same sources would be
         # validated. Adding directions does not change the key of the direction of `data`.
-        own = Direction(data.source_lang, data.target_lang)
+        own = data.direction
         self._holdout_keys = [str(seed) if each == own else f"{seed} {each}" for each in data.directions]
 
     def __call__(self, task: ScanTask) -> ScannedBlock:

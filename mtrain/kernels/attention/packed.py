@@ -47,12 +47,10 @@ def packed_attention(
         attended: Tensor | None = attempt("attention.short_attention", sizes, *inputs)
         if attended is not None:
             return attended
-    if not _suits_flash(width, capability):
-        return None
     # PyTorch's operator for packed sequences, which has a gradient. The documented function that calls it,
     # `torch.nn.attention.varlen.varlen_attn`, has no dropout.
     flash = undocumented("ops.aten._flash_attention_forward")
-    if flash is None:
+    if flash is None or not _suits_flash(width, capability):
         return None
     rows = projected[None], None if keys_values is None else keys_values[None]
     q, k, v = (part[0] for part in split_heads(*rows, heads))  # (P, H, D)

@@ -189,14 +189,13 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
         preset, reason = _choose_preset(config, size, timer)
         presets, sizes = [Choice("model.preset", preset, reason)], _sizes(config, preset)
     batch = timer.settle(sizes)
-    limit = budget.limit(size, timer.speed)
-    tokens = limit.tokens
+    tokens = budget.limit(size, timer.speed).tokens
     steps = max(1, round(tokens / size.epoch_tokens * work.steps_per_epoch(batch)))
     steps = min(steps, budget.steps or steps)
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"], timer.speed)
+    choices = choose_training(size, budget, timer.speed, batch, steps, sizes["d_model"])
     if is_fine_tuning:
         choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
     return [*presets, *choices]

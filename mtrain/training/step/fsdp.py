@@ -32,9 +32,8 @@ class ShardedLearner(Learner):
         with ranks.watched():
             for parameter in model.parameters():
                 dist.broadcast(parameter.detach(), src=0)
-            root = _divide(model, BatchLoss(model, super().loss), training, ranks)
+            self._root = _divide(model, BatchLoss(model, super().loss), training, ranks)
         super().__init__(model, training)
-        self._root = root
 
     def loss(self, model: AnyModel, batch: AnyBatch) -> LossSums:
         """The loss of a batch. Its backward pass adds up the gradients over the ranks."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mtrain.config.schema import Config
 from mtrain.config.sections.corruptions import Corruptions
@@ -17,7 +18,6 @@ from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.scoring.classify import log_odds
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import ModelError
-from mtrain.evaluation.roc import roc_auc
 from mtrain.model.build import AnyModel, evaluating
 from mtrain.model.classifier import PairClassifier
 from mtrain.progress_bar import ProgressBar
@@ -125,3 +125,16 @@ class ClassifierValidator:
 
     def alignment_layer(self, _: AnyModel) -> None:
         """The decoder layer to take word alignments from: there is none."""
+
+
+def roc_auc(positive: npt.ArrayLike, negative: npt.ArrayLike) -> float:
+    """The probability that a positive example has a higher score than a negative one; equal scores count one
+    half. NaN if there are none of either, or if a score is NaN."""
+    scores = np.concatenate([np.asarray(positive, np.float64), np.asarray(negative, np.float64)])
+    count = np.size(positive), np.size(negative)
+    if not all(count) or np.isnan(scores).any():
+        return math.nan
+    _, places, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(ties) - (ties - 1) / 2  # from 1; equal scores share the mean of theirs
+    wins = ranks[places[: count[0]]].sum() - count[0] * (count[0] + 1) / 2
+    return float(wins / (count[0] * count[1]))

@@ -62,12 +62,12 @@ class Simulation:
         last = False
         while not last:
             self.state.step += 1
-            position = planned * clock.plan.scheduled_at(self.state.step)
+            position = planned * clock.plans[-1].scheduled_at(self.state.step)
             self.rates.append(learning_rate(position, training, planned))
             seconds = step(self.state.seconds / SECONDS) * rng.lognormvariate(-(noise**2) / 2, noise)
             self.state.seconds += seconds
             clock.add_step(seconds)
-            last = self.state.step >= clock.plan.total_steps
+            last = self.state.step >= clock.plans[-1].total_steps
             if last or (self.state.step % every == 0 and clock.allows_validation()):
                 seconds = validation(self.state.seconds / SECONDS)
                 self.state.seconds += seconds
@@ -151,10 +151,10 @@ def test_a_plan_that_cannot_be_written_does_not_take_effect(tmp_path, caplog):
         for clock.state.step in range(1, 20):
             clock.state.seconds += 3
             assert not clock.add_step(3.0)
-    assert clock.plan.total_steps == 100 and "the plan stays the same" in caplog.text
+    assert clock.plans[-1].total_steps == 100 and "the plan stays the same" in caplog.text
     clock.add_validation(1.0)
     clock.state.step, clock.state.seconds = 20, 59
-    assert clock.add_step(3.0) and clock.plan.total_steps < 30
+    assert clock.add_step(3.0) and clock.plans[-1].total_steps < 30
 
 
 def test_a_run_is_planned_anew_if_its_limits_change_and_not_if_its_file_of_plans_is_damaged(tmp_path):
@@ -163,8 +163,8 @@ def test_a_run_is_planned_anew_if_its_limits_change_and_not_if_its_file_of_plans
     Clock(tmp_path, training, state, ranks, most=10)
     state.step, state.seconds = 10, 5.0  # the end of the first epoch
     (tmp_path / "clock.json").write_text('[{"step": 3}, {')
-    assert Clock(tmp_path, training, state, ranks, most=10).plan.total_steps == 10
-    assert Clock(tmp_path, training, state, ranks, most=20).plan.total_steps == 20
+    assert Clock(tmp_path, training, state, ranks, most=10).plans[-1].total_steps == 10
+    assert Clock(tmp_path, training, state, ranks, most=20).plans[-1].total_steps == 20
 
 
 # ------------------------------------------------------------------------------------------------- whole runs

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.evaluation.roc import roc_auc
+from mtrain.training.validation.classifier import roc_auc
 
 scores = st.lists(
     st.sampled_from([-2.5, 0.0, 0.1, 0.2, 1.0, 3.0]) | st.floats(-5, 5), min_size=1, max_size=20
