@@ -11,7 +11,8 @@ from mtrain.config.schema import Config
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
-ENCODER_AFTER = 2  # times the warm-up; docs/experiments/recipes.md has the runs
+# A rate that rises for more than 1,000 steps is low enough; docs/experiments/recipes.md has the runs.
+MOST_ENCODER_AFTER = 1000
 # Embeddings excluded; see docs/experiments/automatic-recipe.md, and Hoffmann et al. 2022, section 3: 20.
 TOKENS_PER_PARAMETER = 10
 BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
@@ -229,6 +230,11 @@ def peak_rate(width: int) -> float:
 def warmup(steps: int) -> int:
     """The warm-up steps of a run of `steps` steps."""
     return max(1, round(WARMUP * steps))
+
+
+def encoder_after(warmup_steps: int) -> int:
+    """The steps without training the encoder of a new model with norms after the sublayers."""
+    return min(2 * warmup_steps, MOST_ENCODER_AFTER)
 
 
 def ema_decay(steps: int) -> float:

@@ -105,14 +105,18 @@ class Trainer:
         return self.allowed_steps if self.clock is None else self.clock.plans[-1].total_steps
 
     def rate(self, step: int) -> float:
-        """The learning rate of an optimizer step, counted from 1. A schedule that ends at zero follows the
+        """The learning rate of an optimizer step, counted from 1."""
+        training = self.config.training
+        return learning_rate(self.scheduled(step), training, training.planned_steps or self.total_steps)
+
+    def scheduled(self, step: int) -> float:
+        """The position of an optimizer step in the planned steps. A schedule that ends at zero follows the
         plan of the clock; others depend on the step alone."""
         training = self.config.training
         if self.clock is None or training.schedule not in ENDING_AT_ZERO:
-            return learning_rate(step, training, self.total_steps)
+            return step
         assert training.planned_steps is not None
-        position = self.clock.plans[-1].scheduled_at(step) * training.planned_steps
-        return learning_rate(position, training, training.planned_steps)
+        return self.clock.plans[-1].scheduled_at(step) * training.planned_steps
 
     @property
     def arithmetic(self) -> str:

@@ -58,7 +58,7 @@ class Architecture(Section):
     norm: Literal["pre", "post"] = Field(
         "pre",
         description="layer normalization before or after each sublayer; post: sublayers start with small "
-        "weights, and the learning rate rises slowly",
+        "weights, and the encoder is trained later (`training.encoder_after`)",
     )
     positions: Positions = Field(
         "sinusoidal",

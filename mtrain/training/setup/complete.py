@@ -152,7 +152,7 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     if steps is None:
         steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS))
     if encoder_after is None:
-        encoder_after = recipe.ENCODER_AFTER * steps if _may_collapse(config) else 0
+        encoder_after = recipe.encoder_after(steps) if _may_collapse(config) else 0
     values = {"learning_rate": rate, "warmup_steps": steps, "encoder_after": encoder_after}
     return config.model_copy(update={"training": training.model_copy(update=values)}), choices
 

@@ -10,8 +10,9 @@ def r_drop_weight(step: int, config: TrainingConfig) -> float:
     return config.r_drop if step > config.r_drop_after else 0.0
 
 
-def trains_encoder(step: int, config: TrainingConfig) -> bool:
-    """Whether optimizer step `step`, counted from 1, trains the encoder."""
+def trains_encoder(step: float, config: TrainingConfig) -> bool:
+    """Whether optimizer step `step`, counted from 1, trains the encoder; by the clock, `step` is a position
+    between steps."""
     return step > (config.encoder_after or 0)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_info import read_info
@@ -231,6 +232,17 @@ def test_a_run_follows_the_clock_and_its_state_says_that_it_has_ended(make_confi
     with caplog.at_level(logging.INFO, "mtrain"):
         fit_on_cpu(make_config(training={**RECIPE, "validation_pairs": 4}))
     assert "already finished: max_minutes (0.5)" in caplog.text
+
+
+@pytest.mark.parametrize(("encoder_after", "is_trained"), [(20, True), (40, False)])
+def test_in_a_run_that_becomes_shorter_the_encoder_is_trained_earlier(
+    make_config, machine, encoder_after, is_trained
+):
+    machine.step = 2.0  # a quarter as fast as planned
+    run = fit_on_cpu(make_config(training={**RECIPE, "encoder_after": encoder_after}))
+    assert open_checkpoint(last_checkpoint(run)).state.step < 20
+    norm = load_file(last_checkpoint(run) / "model.safetensors")["encoder_norm.weight"]
+    assert bool((norm != 1).any()) == is_trained
 
 
 @pytest.mark.slow

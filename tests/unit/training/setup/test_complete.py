@@ -213,6 +213,7 @@ def test_a_new_encoder_with_norms_after_the_sublayers_is_trained_after_the_warm_
         return choose_values(made, workload())[0].training.encoder_after
 
     assert encoder_after() == pytest.approx(800, abs=2) and encoder_after(warmup_steps=20) == 40
+    assert encoder_after(max_steps=100_000) == 1000
     assert (encoder_after(encoder_after=7), encoder_after(encoder_after=0)) == (7, 0)
     assert encoder_after(norm="pre") == encoder_after(init_from="runs/y") == 0
     given = {"learning_rate": 0.1, "warmup_steps": 30}
