@@ -31,7 +31,8 @@ AUTOMATIC = (
 )
 # Keys that mtrain may choose even if the config gives them as null.
 OPEN_IF_NULL = tuple(
-    f"training.{key}" for key in ("learning_rate", "warmup_steps", "max_steps", "planned_steps")
+    f"training.{key}"
+    for key in ("learning_rate", "warmup_steps", "encoder_after", "max_steps", "planned_steps")
 )
 
 

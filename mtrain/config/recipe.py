@@ -11,7 +11,8 @@ from mtrain.config.schema import Config
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
-# A rate that rises for more than 1,000 steps is low enough; docs/experiments/recipes.md has the runs.
+# With a longer warm-up, the rate after these steps is low enough to train the encoder;
+# docs/experiments/recipes.md has the runs.
 MOST_ENCODER_AFTER = 1000
 # Embeddings excluded; see docs/experiments/automatic-recipe.md, and Hoffmann et al. 2022, section 3: 20.
 TOKENS_PER_PARAMETER = 10
@@ -232,9 +233,10 @@ def warmup(steps: int) -> int:
     return max(1, round(WARMUP * steps))
 
 
-def encoder_after(warmup_steps: int) -> int:
-    """The steps without training the encoder of a new model with norms after the sublayers."""
-    return min(2 * warmup_steps, MOST_ENCODER_AFTER)
+def encoder_after(warmup_steps: int, steps: int) -> int:
+    """The steps without training the encoder of a new model with norms after the sublayers, in a run of
+    `steps` steps: at most a quarter of them."""
+    return min(2 * warmup_steps, MOST_ENCODER_AFTER, steps // 4)
 
 
 def ema_decay(steps: int) -> float:

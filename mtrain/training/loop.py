@@ -111,8 +111,9 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     number = state.step + 1
     trainer.ranks.seed_step(trainer.config.seed, number)
     trainer.learner.r_drop = r_drop_weight(number, trainer.config.training)
-    is_trained = trains_encoder(trainer.scheduled(number), trainer.config.training)
-    trainer.learner.encoder_factor.fill_(is_trained)
+    # Never later than planned: a later plan may move a step back.
+    position = max(number, trainer.scheduled(number))
+    trainer.learner.encoder_factor.fill_(trains_encoder(position, trainer.config.training))
     with trainer.ranks.watched(), reproducible(trainer.ranks.device):
         metrics = trainer.learner.step(step.batches, step.tokens, trainer.rate(number))
     state.step = number

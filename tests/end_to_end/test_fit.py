@@ -111,9 +111,39 @@ def test_the_encoder_is_trained_after_some_steps(make_config):
             torch.testing.assert_close(weight, frozen[name])
     whole = run("whole", 8, encoder_after=4)
     assert not same_weights(whole, run("never", 8, freeze=["encoder"]))
-    assert same_weights(run("default", 6), run("twice", 6, encoder_after=4))
+    assert same_weights(run("default", 24), run("twice", 24, encoder_after=4))
     run("parts", 3, encoder_after=4)  # before it is trained
     assert same_weights(run("parts", 8), whole)  # the run keeps the number of steps
+
+
+def test_a_run_of_an_earlier_version_trains_its_encoder_from_the_first_step(make_config):
+    """Its config lacks the keys of later versions. A config that gives them as null resumes as well."""
+
+    def run(name: str, steps: int, **changes: object) -> Path:
+        training = {"max_steps": steps, "warmup_steps": 4, "schedule": "constant", **changes}
+        return fit_on_cpu(make_config(name, model={"norm": "post"}, training=training))
+
+    whole = run("whole", 6, encoder_after=0)
+    for name, key in (("old", {}), ("null", {"encoder_after": None})):
+        file = run(name, 3, encoder_after=0) / "config.yaml"
+        if name == "old":
+            lines = file.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if not re.match(" *(encoder_after|alignment_head):", line)]
+            file.write_text("".join(kept))
+            assert len(lines) - len(kept) == 2
+        assert same_weights(run(name, 6, **key), whole)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_model_or_run_may_get_an_alignment_head_later(make_config, before):
+    first = fit_on_cpu(make_config(model={"alignment_head": before}, training={"max_steps": 2}))
+    for head in (None, not before):
+        model = {"alignment_head": head} if head is not None else {}
+        later = {"max_steps": 2, "init_from": str(first)}
+        tuned = fit_on_cpu(make_config(f"tuned-{head}", model=model, training=later))
+        assert load_model(tuned).config.model.alignment_head == (before if head is None else head)
+    resumed = fit_on_cpu(make_config(model={"alignment_head": not before}, training={"max_steps": 4}))
+    assert load_model(resumed).config.model.alignment_head != before
 
 
 @pytest.mark.slow

@@ -12,12 +12,8 @@ Preset = Literal["auto", _Sizes, "student_tiny", "student_base"]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "sinusoidal_marian", "learned", "rotary"]
 TiedEmbeddings = Literal["none", "decoder", "all"]
 Head = Literal["translation", "pair_classifier"]
-DECODER_KEYS = (
-    "decoder_layers",
-    "tie_embeddings",
-    "output_bias",
-    "alignment_head",
-)  # which a pair classifier does not have
+# Keys that a pair classifier does not have.
+DECODER_KEYS = ("decoder_layers", "tie_embeddings", "output_bias", "alignment_head")
 
 
 class Architecture(Section):

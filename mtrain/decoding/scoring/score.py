@@ -149,8 +149,8 @@ def attention(
     translator: Translator, source: str, target: str
 ) -> tuple[list[str], list[str], npt.NDArray[np.float32]]:
     """The tokens of a source and of its translation, EOS included, and the cross-attention weights (T, S) of
-    the layer that alignments are taken from, averaged over heads and models. Both texts are cut at the
-    model's maximum length."""
+    the layer that alignments are taken from, averaged over models and, unless the model has an alignment
+    head, over heads. Both texts are cut at the model's maximum length."""
     tokenizer, splitter, longest = translator.tokenizer, translator.splitter, translator.max_length
     [source_ids] = splitter.encode([source], most=longest)
     [target_ids] = splitter.encode_target([target], longest)

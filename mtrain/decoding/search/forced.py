@@ -45,10 +45,9 @@ def layer_attention(
     layer, those of the alignment head if the model has one."""
     with recording(cross_only=True) as maps:
         _hidden(model, source, source_keep, targets)
-    dtype = torch.promote_types(maps[0].dtype, torch.float32)  # on a GPU, they may be in bf16
-    averages = [of_layer.mean(dim=1, dtype=dtype) for of_layer in maps]
+    averages = [of_layer.mean(dim=1) for of_layer in maps]
     if model.config.alignment_head:
-        averages[-1] = maps[-1][:, 0].to(dtype)
+        averages[-1] = maps[-1][:, 0]
     return averages
 
 

@@ -1,5 +1,5 @@
 """Choose the attention head for word alignments. The engine uses the first head of one decoder layer; mtrain
-averages all heads of a layer."""
+averages all heads of a layer, if the model has no alignment head."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,14 @@ from mtrain.tokenizer.vocabulary import Vocabulary
 
 
 def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, int]:
-    """The decoder layer and the head whose word alignments have the most links in common with those of
-    mtrain, in translations of rows of source ids, which end with EOS."""
-    model, layer = DecodingTransformer(loaded.model), loaded.config.decoding.alignment_layer
-    agreements = np.zeros((len(loaded.model.decoder), loaded.model.config.heads))
+    """The decoder layer and the head for word alignments: the alignment head, if the model has one, otherwise
+    the head whose alignments have the most links in common with those of mtrain, in translations of rows of
+    source ids, which end with EOS."""
+    layers, layer = len(loaded.model.decoder), loaded.config.decoding.alignment_layer
+    if loaded.model.config.alignment_head and layer in (None, layers - 1):
+        return layers - 1, 0
+    model = DecodingTransformer(loaded.model)
+    agreements = np.zeros((layers, loaded.model.config.heads))
     for row in rows:
         source = torch.tensor([row])
         keep = torch.ones_like(source, dtype=torch.bool)

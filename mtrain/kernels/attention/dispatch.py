@@ -137,7 +137,7 @@ def weights_by_row(weights: Tensor, rows: int) -> Tensor:
 def explicit_attention(
     queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None, rate: float, generator: Generator
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout.
+    """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout, in fp32 or fp64.
 
     queries (B, H, T, D), keys and values (B, H, S, D); `keep` broadcasts to (B, H, T, S).
     """
@@ -146,7 +146,7 @@ def explicit_attention(
     with without_autocast(queries):
         weights = attention_weights(queries, keys, keep)
         dropped = dropout(weights, rate, generator) if rate else weights
-        return (dropped @ values).to(dtype), weights
+        return (dropped.to(values.dtype) @ values).to(dtype), weights
 
 
 def _in_fast_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -158,11 +158,14 @@ def _in_fast_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def attention_weights(queries: Tensor, keys: Tensor, keep: Tensor | None) -> Tensor:
-    """softmax(Q K^T / sqrt(D)), (B, H, T, S), of queries (B, H, T, D) and keys (B, H, S, D)."""
+    """softmax(Q K^T / sqrt(D)), (B, H, T, S), in fp32 or fp64, of queries (B, H, T, D) and keys (B, H, S, D).
+
+    In fp16, the gradient of the logarithm of a small weight would overflow.
+    """
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))
     if keep is not None:
         scores = scores.masked_fill(~keep, -math.inf)
-    return scores.softmax(dim=-1)
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def fused_attention(

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # A larger model is timed if the budget suffices at this many times the speed that its number of parameters
 # suggests: small models use the hardware poorly.
 SPEED_MARGIN = 4
-UNKNOWN_STEPS = 12_500  # assumed for warm-up if nothing limits the number of steps
+UNKNOWN_STEPS = 12_500  # assumed if nothing limits the number of steps
 
 
 class Workload(NamedTuple):
@@ -145,15 +145,16 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
     limits = [] if training.max_steps is None else [training.max_steps]
     if training.max_epochs is not None:
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
-    rate, steps, encoder_after = training.learning_rate, training.warmup_steps, training.encoder_after
+    steps = min(limits, default=UNKNOWN_STEPS)
+    rate, warmup, encoder_after = training.learning_rate, training.warmup_steps, training.encoder_after
     if rate is None:
         rates = fine_tuning_recipe if training.init_from else recipe
         rate = rates.peak_rate(config.model.d_model)
-    if steps is None:
-        steps = recipe.warmup(min(limits, default=UNKNOWN_STEPS))
+    if warmup is None:
+        warmup = recipe.warmup(steps)
     if encoder_after is None:
-        encoder_after = recipe.encoder_after(steps) if _may_collapse(config) else 0
-    values = {"learning_rate": rate, "warmup_steps": steps, "encoder_after": encoder_after}
+        encoder_after = recipe.encoder_after(warmup, steps) if _may_collapse(config) else 0
+    values = {"learning_rate": rate, "warmup_steps": warmup, "encoder_after": encoder_after}
     return config.model_copy(update={"training": training.model_copy(update=values)}), choices
 
 

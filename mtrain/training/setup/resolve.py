@@ -79,6 +79,9 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
     run_dir = Path(config.run_dir)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
         saved = validate(Config, read_config(file), str(file))
+        if saved.training.encoder_after is None:  # in a run of an earlier version
+            training = saved.training.model_copy(update={"encoder_after": 0})
+            saved = saved.model_copy(update={"training": training})
         config = _inherit(config, _settings_of_run(config, saved))  # `open_run` checks the other keys
         return Resolved(config, saved=saved)
     init_from, path = config.training.init_from, config.tokenizer.path
@@ -100,6 +103,8 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
     others = {"head", *DECODER_KEYS} if classifies else set()
     if config.model.preset == "auto":
         others |= DROPOUT_KEYS
+    if "alignment_head" in config.model.model_fields_set:
+        others |= {"alignment_head"}
     kept = Architecture.model_fields.keys() - others
     inherited["model"] = {key: value for key, value in settings["model"].items() if key in kept}
     inherited["model"]["preset"] = config.model.preset  # `auto`: the recipe is yet to be chosen
@@ -111,9 +116,6 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
 def _settings_of_run(config: Config, saved: Config) -> Values:
     """The settings of a run that its config need not repeat, from the `saved` config of the run."""
     values = saved.model_dump(mode="json")
-    values["training"]["encoder_after"] = (
-        saved.training.encoder_after or 0
-    )  # earlier versions had no such key
     kept = ("learning_rate", "warmup_steps", "encoder_after", "best_metric")
     inherited: Values = {
         "training": {key: values["training"][key] for key in kept},

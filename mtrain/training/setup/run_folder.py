@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _MAY_CHANGE = re.compile(
     r"run_dir|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
     r"data\.(train|validation)(\[\d+\])?\.(source|target|tsv|jsonl|parquet)|"
-    r"training\.(max_\w+|planned_steps|micro_batch_tokens|validate_every|checkpoint_every|"
+    r"model\.alignment_head|training\.(max_\w+|planned_steps|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|parallel|cuda_graphs|precision|patience)"
 )
 _CORPUS = re.compile(r"data\.(train|validation)(\[\d+\])?(\.(?!weight$).+)?")

@@ -1,6 +1,5 @@
 """The loss that trains one attention head for word alignments."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -8,6 +7,7 @@ from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Sequences
 
 _WEIGHT = 0.1
+_SMALLEST = 1e-9  # smaller weights have no gradient, which might overflow
 
 
 def alignment_loss(weights: Tensor, labels: Tensor, targets: Sequences, passes: int = 1) -> Tensor:
@@ -17,14 +17,11 @@ def alignment_loss(weights: Tensor, labels: Tensor, targets: Sequences, passes: 
     Garg et al., "Jointly Learning to Align and Translate with Transformer Models" (EMNLP 2019), section 4.2,
     train a head on the mean of the heads, too. No gradient flows through the mean.
 
-    `weights` (N, H, T, S) are those of cross-attention, with padding, and `targets` the sequences of the
-    queries. These come from one or more forward `passes` of the same P labels, one pass after another; the
-    result is the mean over passes.
+    `weights` (N, H, T, S) in fp32 or fp64 are those of cross-attention, with padding, and `targets` the
+    sequences of the queries. These come from one or more forward `passes` of the same P labels, one pass
+    after another; the result is the mean over passes.
     """
-    with torch.autocast(weights.device.type, enabled=False):
-        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        first, mean = weights[:, 0], weights.detach().mean(dim=1)
-        smallest = torch.finfo(first.dtype).tiny
-        divergence = F.kl_div(first.clamp(min=smallest).log(), mean, reduction="none").sum(dim=-1)  # (N, T)
+    first, mean = weights[:, 0], weights.detach().mean(dim=1)
+    divergence = F.kl_div(first.clamp(min=_SMALLEST).log(), mean, reduction="none").sum(dim=-1)  # (N, T)
     counted = (labels.flatten() != IGNORE).to(divergence.dtype).repeat(passes)
     return _WEIGHT / passes * (divergence * targets.pad(counted[:, None]).squeeze(-1)).sum()

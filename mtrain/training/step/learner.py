@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -121,9 +121,9 @@ class Learner:
         the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
             scale_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
-        if self.training.encoder_after:
-            encoder = [p.grad for p in parameters_of(self.model, "encoder") if p.grad is not None]
-            scale_all([own_part(gradient) for gradient in encoder], self.encoder_factor)
+        encoder = parameters_of(self.model, "encoder") if self.training.encoder_after else []
+        encoder = [parameter for parameter in encoder if parameter.grad is not None]
+        scale_all([own_part(cast(Tensor, p.grad)) for p in encoder], self.encoder_factor)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
         norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.training.clip_norm
         # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.
@@ -131,6 +131,8 @@ class Learner:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
         step_unless(self.optimizer, found_inf if skip is None else torch.maximum(found_inf, skip))
+        states = [self.optimizer.state[parameter] for parameter in encoder]
+        scale_all([state["step"] for state in states if "step" in state], self.encoder_factor)
         self.loss_scaler.update(found_inf)
         self.optimizer.zero_grad(set_to_none=True)
         return torch.stack([*sums, norm, found_inf])

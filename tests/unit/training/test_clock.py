@@ -245,6 +245,15 @@ def test_in_a_run_that_becomes_shorter_the_encoder_is_trained_earlier(
     assert bool((norm != 1).any()) == is_trained
 
 
+def test_more_minutes_do_not_end_the_training_of_the_encoder(make_config, machine):
+    def fit_until(minutes: float, steps: int) -> torch.Tensor:
+        training = {**RECIPE, "encoder_after": 8, "max_minutes": minutes, "max_steps": steps}
+        run = fit_on_cpu(make_config(training=training))
+        return load_file(last_checkpoint(run) / "model.safetensors")["encoder_norm.weight"]
+
+    assert not torch.equal(fit_until(0.5, 12), fit_until(50.0, 16))  # step 12 is the first of many now
+
+
 @pytest.mark.slow
 def test_more_minutes_continue_a_finished_run_whose_rate_rises_and_decays_again(make_config, machine):
     machine.step = 1.0

@@ -178,7 +178,7 @@ def test_without_a_limit_training_ends_by_patience_and_the_weights_are_averaged(
     assert recipe.patience and recipe.ema_decay and recipe.schedule == "inverse_sqrt"
 
 
-def test_without_automatic_sizes_only_the_rate_and_the_warm_up_are_filled_in():
+def test_without_automatic_sizes_only_keys_without_a_value_are_filled_in():
     made = config(model={"preset": "base"}, training={"max_epochs": 10})
     planned, choices = choose_values(made, workload())
     assert not choices
@@ -206,14 +206,14 @@ def test_a_student_gets_the_automatic_recipe_but_keeps_its_sizes(preset, rate):
 
 
 @pytest.mark.parametrize("preset", ["auto", None])
-def test_a_new_encoder_with_norms_after_the_sublayers_is_trained_after_the_warm_up(preset):
+def test_a_new_encoder_with_norms_after_the_sublayers_is_trained_later(preset):
     def encoder_after(**training: Any) -> int | None:
         model = {**PRESETS["base"], "preset": preset, "norm": training.pop("norm", "post")}
         made = config(model=model, training={"max_steps": 5_000, **training})
         return choose_values(made, workload())[0].training.encoder_after
 
     assert encoder_after() == pytest.approx(800, abs=2) and encoder_after(warmup_steps=20) == 40
-    assert encoder_after(max_steps=100_000) == 1000
+    assert (encoder_after(max_steps=100_000), encoder_after(warmup_steps=300, max_steps=20)) == (1000, 5)
     assert (encoder_after(encoder_after=7), encoder_after(encoder_after=0)) == (7, 0)
     assert encoder_after(norm="pre") == encoder_after(init_from="runs/y") == 0
     given = {"learning_rate": 0.1, "warmup_steps": 30}

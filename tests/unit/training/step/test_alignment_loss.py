@@ -18,9 +18,9 @@ LABELS = torch.tensor([[5, 6, 3], [3, IGNORE, IGNORE]])
 
 @pytest.fixture
 def weights() -> torch.Tensor:
-    """(N, H, T, S); the second sentence has a single source token."""
+    """(N, H, T, S); the second sentence has two source tokens."""
     scores = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    scores[1, :, :, 1:] = -torch.inf
+    scores[1, :, :, 2:] = -torch.inf
     return scores.requires_grad_()
 
 
@@ -28,10 +28,11 @@ def test_it_is_a_tenth_of_the_divergence_from_the_mean_of_the_heads(weights):
     attention = weights.softmax(dim=-1)
     expected = sum(
         torch.distributions.kl_divergence(
-            torch.distributions.Categorical(attention[0].mean(dim=0)[t].detach()),
-            torch.distributions.Categorical(attention[0, 0, t]),
+            torch.distributions.Categorical(attention[row].mean(dim=0)[t].detach()),
+            torch.distributions.Categorical(attention[row, 0, t]),
         )
-        for t in range(3)
+        for row, length in enumerate(LENGTHS)
+        for t in range(length)
     )
     padded, packed = Padded(2, 3), Packed(torch.tensor([0, 3, 4]), torch.tensor([0, 1, 2, 0]), 3)
     for labels, targets in ((LABELS, padded), (LABELS[LABELS != IGNORE], packed)):
@@ -43,10 +44,17 @@ def test_it_is_a_tenth_of_the_divergence_from_the_mean_of_the_heads(weights):
     assert weights.grad[0, 0].any() and not weights.grad[:, 1:].any() and weights.grad.isfinite().all()
 
 
-def test_weights_that_are_rounded_to_zero_give_a_finite_loss():
-    attention = torch.tensor([1.0, 0.0, 0.5, 0.5], dtype=torch.bfloat16).view(1, 2, 1, 2).requires_grad_()
-    alignment_loss(attention, torch.tensor([[5]]), Padded(1, 1)).backward()
-    assert attention.grad.isfinite().all()
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_attention_to_few_tokens_does_not_overflow(parts, precision):
+    """Large queries and keys of the last layer make weights round to zero. In fp16, the loss is scaled."""
+    config, model, data, tokenizer = parts
+    model.float().config = model.config.model_copy(update={"alignment_head": True})
+    with torch.no_grad():
+        model.decoder[-1].cross_attention.query_key_value.weight[: 2 * model.config.d_model] *= 8
+    learner = Learner(model, config.training.model_copy(update={"precision": precision}))
+    [batch] = batches_of([list(range(8))], data, tokenizer)
+    skipped = [float(learner.step([batch], batch.target_tokens, 1e-4).values[3]) for _ in range(3)]
+    assert skipped == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
