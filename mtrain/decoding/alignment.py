@@ -52,7 +52,11 @@ def words_at(text: str, positions: Sequence[int]) -> list[Words]:
 
 
 def align(attention: FloatMatrix, source: Sequence[Words], target: Sequence[Words]) -> Alignment:
-    """Align each target word to the source word that it attends to most, summed over tokens.
+    """Align each target word to the source word that it attends to most.
+
+    A target word attends to the token of a source word that has the largest weight, and weights are summed
+    over the tokens of the target word. So long source words have no advantage, as in the Bergamot engine,
+    which aligns tokens.
 
     `attention` (T, S) is from target to source tokens; tokens after the last word, such as EOS, are ignored.
     `source` and `target` are the words of each token. Words of the same token have the same alignments.
@@ -61,8 +65,11 @@ def align(attention: FloatMatrix, source: Sequence[Words], target: Sequence[Word
     if not source or not target:
         return ()
     columns, rows = np.array(source)[:, 0], np.array(target)[:, 0]
-    words = np.zeros((rows.max() + 2, columns.max() + 2))  # last row and column: tokens outside of words
-    np.add.at(words, (rows[:, None], columns[None]), attention[: len(rows), : len(columns)])
+    # Last row and column: tokens outside of words.
+    largest, words = np.zeros((len(rows), columns.max() + 2)), np.zeros((rows.max() + 2, columns.max() + 2))
+    tokens = np.arange(len(rows))[:, None]
+    np.maximum.at(largest, (tokens, columns), attention[: len(rows), : len(columns)])
+    np.add.at(words, rows, largest)
     if columns.min() >= 0:
         words[:, -1] = -1
     best, none = words.argmax(axis=1), words.shape[1] - 1

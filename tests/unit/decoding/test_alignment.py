@@ -34,11 +34,16 @@ def test_each_target_word_is_aligned_to_the_word_that_it_attends_to_most() -> No
         [[0.3, 0.3, 0.4, 0.0], [0.1, 0.1, 0.8, 0.0], [0.5, 0.1, 0.3, 0.1], [0.0, 0.0, 0.0, 1.0]]
     ).numpy()
     # Source words: tokens 0 and 1, token 2; the fourth is EOS. Target words: token 0, tokens 1 and 2; EOS.
-    assert align(attention, words(0, 0, 1), words(0, 1, 1)) == ((0, 0), (1, 1))
+    # Word 0 attends to tokens 0 and 1 with 0.3 each, and to token 2 with 0.4.
+    assert align(attention, words(0, 0, 1), words(0, 1, 1)) == ((1, 0), (1, 1))
     assert align(attention[:, [2, 0, 1, 3]], words(0, 1, 1), words(0, 0, 1)) == ((0, 0), (1, 1))
+    # Word 1 attends to token 2 with 0.8 + 0.3, and to token 0 with 0.1 + 0.5, then with 0.7 + 0.5.
+    other = attention.copy()
+    other[1, 0] = 0.7
+    assert align(other, words(0, 0, 1), words(0, 1, 1)) == ((1, 0), (0, 1))
     assert align(attention, [], words(0)) == align(attention, words(0), []) == ()
     # A target word that attends most to a token of no word, and words without tokens, are not aligned.
-    assert align(attention, words(0, 0, None), words(0, 1, 3)) == ((0, 0), (0, 3))
+    assert align(attention, words(0, 0, None), words(0, 1, 3)) == ((0, 3),)
     assert align(attention, words(None, None, None), words(0, 1, None)) == ()
 
 
