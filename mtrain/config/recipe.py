@@ -11,7 +11,7 @@ from mtrain.config.schema import Config
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
-# With a longer warm-up, the rate after these steps is low enough to train the encoder;
+# With a longer warm-up, the rate rises slowly enough to train the encoder from the first step;
 # docs/experiments/recipes.md has the runs.
 MOST_ENCODER_AFTER = 1000
 # Embeddings excluded; see docs/experiments/automatic-recipe.md, and Hoffmann et al. 2022, section 3: 20.
@@ -234,8 +234,8 @@ def warmup(steps: int) -> int:
 
 
 def encoder_after(warmup_steps: int, steps: int) -> int:
-    """The steps without training the encoder of a new model with norms after the sublayers, in a run of
-    `steps` steps: at most a quarter of them."""
+    """The number of initial steps in which the encoder of a new post-norm model is frozen, in a run of
+    `steps` steps."""
     return min(2 * warmup_steps, MOST_ENCODER_AFTER, steps // 4)
 
 

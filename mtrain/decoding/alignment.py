@@ -54,9 +54,9 @@ def words_at(text: str, positions: Sequence[int]) -> list[Words]:
 def align(attention: FloatMatrix, source: Sequence[Words], target: Sequence[Words]) -> Alignment:
     """Align each target word to the source word that it attends to most.
 
-    A target word attends to the token of a source word that has the largest weight, and weights are summed
-    over the tokens of the target word. So long source words have no advantage, as in the Bergamot engine,
-    which aligns tokens.
+    The weight of a source word is the largest weight of its tokens, and weights are summed over the tokens of
+    the target word. So long source words have no advantage. The Bergamot engine aligns tokens, and does not
+    favor long words either.
 
     `attention` (T, S) is from target to source tokens; tokens after the last word, such as EOS, are ignored.
     `source` and `target` are the words of each token. Words of the same token have the same alignments.

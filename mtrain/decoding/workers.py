@@ -235,8 +235,8 @@ class Workers:
 def _prepare(
     process: WorkerProcess, make: Callable[[], Prepare], free: "queue.SimpleQueue[WorkerProcess]"
 ) -> None:
-    """Prepare a process for tasks by what `make` returns. If it fails, the process is killed, and its first
-    task raises WorkerEndedError."""
+    """Prepare a worker process with the function that `make` returns. If that fails, the process is killed,
+    and its first task raises WorkerEndedError."""
     try:
         process.prepare(make())
     except Exception as error:

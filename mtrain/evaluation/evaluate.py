@@ -192,7 +192,7 @@ def read_references(files: Sequence[Path], name: str, count: int) -> list[list[s
 
 
 def require_counts(texts: Iterable[tuple[object, list[str]]], name: str, count: int) -> None:
-    """Raise DataError if one of some named texts does not have `count` lines, as the text called `name`."""
+    """Raise DataError if a named text has another number of lines than the text `name`, which has `count`."""
     for other, lines in texts:
         if len(lines) != count:
             raise DataError(f"{name} has {count} lines but {other} has {len(lines)}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-allowed = True  # to rely on how PyTorch works inside; False in tests, which compare with the alternatives
+allowed = True  # whether code may rely on PyTorch's internals; False in tests that compare with alternatives
 
 
 def undocumented(name: str) -> Any:

@@ -66,7 +66,7 @@ class Clock:
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
         state.plan = plan = self._adapted(state.plan)
-        # The last one is in effect, and is also `state.plan`.
+        # The last plan is in effect; it is also `state.plan`.
         self.plans = [*(each for each in written if each.step < plan.step), plan]
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         self.later = self._from_first(later)  # to be repeated

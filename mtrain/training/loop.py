@@ -111,7 +111,7 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     number = state.step + 1
     trainer.ranks.seed_step(trainer.config.seed, number)
     trainer.learner.r_drop = r_drop_weight(number, trainer.config.training)
-    # Never later than planned: a later plan may move a step back.
+    # A new plan may map this step to an earlier position, but the encoder is not frozen again.
     position = max(number, trainer.scheduled(number))
     trainer.learner.encoder_factor.fill_(trains_encoder(position, trainer.config.training))
     with trainer.ranks.watched(), reproducible(trainer.ranks.device):

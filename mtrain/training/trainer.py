@@ -138,7 +138,7 @@ class Trainer:
         if windows > 1:
             steps = f"about {steps} in {windows} windows"
         if self.config.training.encoder_after:
-            log.info("encoder: not trained in the first %d steps", self.config.training.encoder_after)
+            log.info("encoder: frozen for the first %d steps", self.config.training.encoder_after)
         padding = (100 * share for share in window.plan.padding)
         log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
         total, stages = self.total_steps, len(self.config.data.stages or ())

@@ -95,7 +95,7 @@ def test_r_drop_begins_after_some_steps(make_config):
 
 
 def test_the_encoder_is_trained_after_some_steps(make_config):
-    """Before, the other weights are those of a run whose encoder is frozen."""
+    """Until then, all weights match those of a run with a frozen encoder."""
     recipe = {"warmup_steps": 2, "clip_norm": 0.1, "schedule": "constant"}
 
     def run(name: str, steps: int, **changes: object) -> Path:
@@ -107,7 +107,7 @@ def test_the_encoder_is_trained_after_some_steps(make_config):
     for name, weight in late.items():
         if name.startswith("encoder"):
             assert torch.equal(weight, frozen[name])
-        elif not name.endswith("query_key_value.bias"):  # that of keys has no gradient, but for rounding
+        elif not name.endswith("query_key_value.bias"):  # that of keys has no gradient, except for rounding
             torch.testing.assert_close(weight, frozen[name])
     whole = run("whole", 8, encoder_after=4)
     assert not same_weights(whole, run("never", 8, freeze=["encoder"]))

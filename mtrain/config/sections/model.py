@@ -54,7 +54,7 @@ class Architecture(Section):
     norm: Literal["pre", "post"] = Field(
         "pre",
         description="layer normalization before or after each sublayer; post: sublayers start with small "
-        "weights, and the encoder is trained later (`training.encoder_after`)",
+        "weights, and the encoder is frozen at first (`training.encoder_after`)",
     )
     positions: Positions = Field(
         "sinusoidal",
@@ -68,8 +68,8 @@ class Architecture(Section):
     output_bias: bool = Field(False, description="whether the output projection has a bias")
     alignment_head: bool = Field(
         False,
-        description="train the first head of the last decoder layer to attend like the mean of its heads; "
-        "word alignments then come from this head, as in the Bergamot engine",
+        description="train the first cross-attention head of the last decoder layer to match the mean of the "
+        "heads of that layer; word alignments then come from this head, as in the Bergamot engine",
     )
 
     @model_validator(mode="before")

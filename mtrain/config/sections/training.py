@@ -63,9 +63,9 @@ class TrainingConfig(Section):
     )
     encoder_after: Count | None = Field(
         None,
-        description="steps without training the layers of the encoder at the beginning, in which the decoder "
-        "learns to attend to the source; only weight decay changes them; null: for a new model with "
-        "`norm: post` twice the warm-up, but at most 1,000 and a quarter of the steps, otherwise 0",
+        description="number of initial steps in which the layers of the encoder are frozen (except for "
+        "weight decay), so that the decoder first learns to attend to the source; null: for a new model with "
+        "`norm: post`, the smallest of twice the warm-up, 1,000 and a quarter of the steps; otherwise 0",
     )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"

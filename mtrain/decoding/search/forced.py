@@ -28,8 +28,8 @@ def forced_log_probs(models: Models, source: Tensor, source_keep: Tensor, target
 def cross_attention(
     models: Models, source: Tensor, source_keep: Tensor, targets: Tensor, layer: int | None = None
 ) -> Tensor:
-    """The cross-attention weights (N, T, S) with which a decoder layer (None: the last) predicts the tokens
-    of targets (N, T); see `layer_attention`. They are averaged over the models of an ensemble."""
+    """The cross-attention weights (N, T, S) of a decoder layer (None: the last) when it predicts the tokens
+    of targets (N, T), as of `layer_attention`, averaged over the models of an ensemble."""
     of_models = []
     for model in models:
         layers = layer_attention(model, source, source_keep, targets)
@@ -41,8 +41,8 @@ def cross_attention(
 def layer_attention(
     model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
 ) -> list[Tensor]:
-    """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads; of the last
-    layer, those of the alignment head if the model has one."""
+    """The cross-attention weights (N, T, S) of each decoder layer, averaged over heads. If the model has an
+    alignment head, the weights of the last layer are those of this head."""
     with recording(cross_only=True) as maps:
         _hidden(model, source, source_keep, targets)
     averages = [of_layer.mean(dim=1) for of_layer in maps]

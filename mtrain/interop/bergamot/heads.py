@@ -1,5 +1,5 @@
 """Choose the attention head for word alignments. The engine uses the first head of one decoder layer; mtrain
-averages all heads of a layer, if the model has no alignment head."""
+averages all heads of a layer, unless the model has an alignment head."""
 
 from collections.abc import Sequence
 

@@ -160,7 +160,7 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
 
 def _may_collapse(config: Config) -> bool:
     """Whether the encoder output of all tokens may become equal before the decoder has learned to attend; see
-    docs/experiments/recipes.md. That of an encoder alone does not, nor that of one that has learned."""
+    docs/experiments/recipes.md. This happens neither without a decoder nor in fine-tuning."""
     model, is_new = config.model, config.training.init_from is None
     return is_new and model.norm == "post" and not model.is_classifier
 

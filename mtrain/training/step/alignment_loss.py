@@ -7,19 +7,19 @@ from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Sequences
 
 _WEIGHT = 0.1
-_SMALLEST = 1e-9  # smaller weights have no gradient, which might overflow
+_SMALLEST = 1e-9  # weights below this get no gradient; otherwise, it could overflow
 
 
 def alignment_loss(weights: Tensor, labels: Tensor, targets: Sequences, passes: int = 1) -> Tensor:
     """The Kullback-Leibler divergence of the first head's attention from the mean of all heads, in nats,
-    times its weight in the loss, summed over labels.
+    summed over labels and multiplied by its weight in the loss.
 
     Garg et al., "Jointly Learning to Align and Translate with Transformer Models" (EMNLP 2019), section 4.2,
     train a head on the mean of the heads, too. No gradient flows through the mean.
 
-    `weights` (N, H, T, S) in fp32 or fp64 are those of cross-attention, with padding, and `targets` the
-    sequences of the queries. These come from one or more forward `passes` of the same P labels, one pass
-    after another; the result is the mean over passes.
+    `weights` (N, H, T, S), in fp32 or fp64, are those of cross-attention, with padding, and `targets` are the
+    sequences of the queries. Both cover one or more forward `passes` over the same P labels, one pass after
+    another; the result is the mean over passes.
     """
     first, mean = weights[:, 0], weights.detach().mean(dim=1)
     divergence = F.kl_div(first.clamp(min=_SMALLEST).log(), mean, reduction="none").sum(dim=-1)  # (N, T)

@@ -74,7 +74,7 @@ class Learner:
             Dropout.use_key(model, self.dropout_key)
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
-        self.encoder_factor = torch.ones((), device=self.device)  # of its gradient; 0 while it is not trained
+        self.encoder_factor = torch.ones((), device=self.device)  # of its gradient; 0 while frozen
         self.updates = 0  # number of updates of the weights that were begun
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:

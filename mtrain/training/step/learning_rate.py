@@ -11,8 +11,8 @@ def r_drop_weight(step: int, config: TrainingConfig) -> float:
 
 
 def trains_encoder(step: float, config: TrainingConfig) -> bool:
-    """Whether optimizer step `step`, counted from 1, trains the encoder; by the clock, `step` is a position
-    between steps."""
+    """Whether optimizer step `step`, counted from 1, trains the encoder, which is frozen at first; by the
+    clock, `step` is a position between steps."""
     return step > (config.encoder_after or 0)
 
 

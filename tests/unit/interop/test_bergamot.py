@@ -385,7 +385,7 @@ def test_the_engine_translates_a_trained_student_as_mtrain(engine, student, tmp_
 
 @pytest.mark.slow
 def test_the_engine_puts_tags_around_the_words_that_are_aligned(engine, student, tmp_path):
-    """In sentences whose words are tokens, without contractions and elisions: the engine aligns tokens."""
+    """In sentences in which each word is one token, because the engine aligns tokens."""
     pairs = [*toy_pairs("test"), *toy_pairs("validation")]
     texts = [source for source, target in pairs if "'" not in source + target and "?" not in source][:100]
     tagged = with_bold_words(texts)

@@ -251,7 +251,7 @@ def test_more_minutes_do_not_end_the_training_of_the_encoder(make_config, machin
         run = fit_on_cpu(make_config(training=training))
         return load_file(last_checkpoint(run) / "model.safetensors")["encoder_norm.weight"]
 
-    assert not torch.equal(fit_until(0.5, 12), fit_until(50.0, 16))  # step 12 is the first of many now
+    assert not torch.equal(fit_until(0.5, 12), fit_until(50.0, 16))  # step 12 is early now
 
 
 @pytest.mark.slow

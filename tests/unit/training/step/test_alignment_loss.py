@@ -58,7 +58,7 @@ def test_attention_to_few_tokens_does_not_overflow(parts, precision):
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
-def test_training_lets_the_first_head_attend_like_all_heads(parts, r_drop):
+def test_training_makes_the_first_head_match_the_mean_of_the_heads(parts, r_drop):
     """The first head only: the divergence of another head from the mean remains."""
     config, model, data, tokenizer = parts
     model.config = model.config.model_copy(update={"alignment_head": True})
