@@ -102,11 +102,12 @@ def test_the_gathered_average_is_validated(run, tmp_path):
 def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(
     run, tmp_path, on_training_forward, resumed
 ):
-    calls = []
+    calls, suffices = [], [0.0]  # the largest source, in padded tokens, for which memory suffices
 
     def fail(source, _):
         calls.append(1)
-        if os.environ["RANK"] == "1" and len(calls) >= 8 and len(source) > 1:
+        is_too_large = len(source) > 1 and source.numel() > suffices[0]
+        if os.environ["RANK"] == "1" and len(calls) >= 8 and is_too_large:
             raise MemoryError
 
     on_training_forward(fail)
@@ -118,7 +119,7 @@ def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(
     limit = read_limit(run, 512)
     assert limit < 1024
     if resumed:
-        calls.extend([1] * 12)
+        suffices[0] = limit  # which counts both sides
         assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
         assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit
 
