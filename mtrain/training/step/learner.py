@@ -131,6 +131,7 @@ class Learner:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
         step_unless(self.optimizer, found_inf if skip is None else torch.maximum(found_inf, skip))
+        # While the encoder is frozen, Adam does not count its steps, so that bias correction starts with it.
         states = [self.optimizer.state[parameter] for parameter in encoder]
         scale_all([state["step"] for state in states if "step" in state], self.encoder_factor)
         self.loss_scaler.update(found_inf)
