@@ -15,7 +15,7 @@ def alignment_loss(weights: Tensor, labels: Tensor, targets: Sequences, passes: 
     summed over labels and multiplied by its weight in the loss.
 
     Garg et al., "Jointly Learning to Align and Translate with Transformer Models" (EMNLP 2019), section 4.2,
-    train a head on the mean of the heads, too. No gradient flows through the mean.
+    also train one head to match the mean of all heads. The mean counts as a constant.
 
     `weights` (N, H, T, S), in fp32 or fp64, are those of cross-attention, with padding, and `targets` are the
     sequences of the queries. Both cover one or more forward `passes` over the same P labels, one pass after
