@@ -33,6 +33,19 @@ def test_accumulated_micro_batches_equal_one_batch(parts, workers):
         assert change.abs().max() > 0
 
 
+def test_adam_counts_the_steps_of_an_encoder_from_the_first_that_trains_it(parts):
+    """Otherwise, its bias correction would be over, and with large betas the first updates too large."""
+    config, model, data, tokenizer = parts
+    learner = Learner(model, config.training.model_copy(update={"encoder_after": 3}))
+    [batch] = batches_of([[0, 1, 2]], data, tokenizer)
+    for factor in (0, 0, 0, 1, 1):
+        learner.encoder_factor.fill_(factor)
+        learner.step([batch], batch.target_tokens, 1e-3)
+    for name, parameter in model.named_parameters():
+        steps = float(learner.optimizer.state[parameter]["step"])
+        assert steps == (2 if name.startswith("encoder") else 5), name
+
+
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_r_drop_changes_the_loss_only_with_dropout(parts, workers):
     config, model, data, tokenizer = parts
