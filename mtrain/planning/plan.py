@@ -151,8 +151,7 @@ class _Planner:
             completed, choices = choose_values(config, workload)
         except MemoryError:  # not even the smallest model fits, as the plan will say
             completed, choices = choose_values(config, workload._replace(speed=speed_of_smallest))
-        if choices:
-            log_choices([*earlier, *choices])
+        log_choices([*earlier, *choices])
         return completed
 
     def plan(self, config: Config, price: float | None) -> Plan:

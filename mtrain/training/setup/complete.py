@@ -293,7 +293,9 @@ class _Timer:
 
 
 def log_choices(choices: Sequence[Choice]) -> None:
-    """Log the values that were chosen, with reasons, as a table."""
+    """Log the values that were chosen, with reasons, as a table; nothing if the config gives all of them."""
+    if not choices:
+        return
     log.info("mtrain chose these values; to change one, give the key in the config:")
     widths = [max(len(str(choice[column])) for choice in choices) for column in (0, 1)]
     for key, value, reason in choices:

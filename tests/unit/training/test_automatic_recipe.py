@@ -92,6 +92,18 @@ def test_given_keys_override_automatic_ones_and_the_resolved_ones_are_saved(make
     assert given.items() <= written["training"].items()
 
 
+def test_a_config_may_give_every_automatic_key(make_config, tmp_path, caplog):
+    config = prepare_run(make_config(model={"preset": "auto"})).config
+    raw = config.model_dump(mode="json")
+    for key in AUTOMATIC:
+        section, name = key.split(".")
+        raw[section].setdefault(name, None)
+    with caplog.at_level(logging.INFO, "mtrain"):
+        fit(Config.model_validate(raw), device="cpu")
+    assert not any("mtrain chose" in message for message in caplog.messages)
+    assert json.loads((tmp_path / "run/choices.json").read_text()) == []
+
+
 def test_a_config_with_sizes_is_not_changed_and_a_missing_corpus_is_named(make_config):
     config = make_config()
     assert resolve_config(config) == (config, None, None)
