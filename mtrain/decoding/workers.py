@@ -24,6 +24,7 @@ from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import make_decoder
 from mtrain.device import release_cached_memory, thread_pool
+from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
 from mtrain.model.transformer import Transformer
 from mtrain.processes import Prepare, WorkerEndedError, WorkerProcess
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 _MIN_BATCH = 256  # tokens
 # Seconds of decoding after which worker processes are started. Starting them takes about as long.
 START_AFTER = 3.0
+PAUSE = 60.0  # seconds without a new worker process after the first one that fails
 # Workers wait for each other at the end of a window, so each needs many batches of it: at least so many lines
 # on a CPU, and so many batches of SHORT lines on a CUDA device.
 _LINES_PER_WORKER = 2048
@@ -47,8 +49,9 @@ class Workers:
     models and are started once this process has decoded for some seconds.
 
     While the processes are starting or busy, this process does all decoding. They end when the object is
-    garbage collected, when this process ends, and after a minute without work. Once one fails or cannot be
-    started, no more are started. After a fork, the child decodes without worker processes.
+    garbage collected, when this process ends, and after a minute without work. If one fails or cannot be
+    started, none is started for `PAUSE` seconds, and for twice as long after each later failure. After a fork,
+    the child decodes without worker processes.
     """
 
     # Held by the thread that decodes in this process. All objects share it, because threads of one process
@@ -67,6 +70,7 @@ class Workers:
         self._threads = max(1, torch.get_num_threads() // self.count)  # of each worker
         self._pool: ThreadPoolExecutor | None = thread_pool(self.count)
         self._wanted = self.count - 1 if processes else 0  # number of worker processes
+        self._pause, self._paused_until = PAUSE, -math.inf
         self._seconds = 0.0  # of decoding in this process
         self._exhausting = math.inf  # tokens of the smallest batch that has exhausted the memory of a GPU
         self._lock = threading.Lock()  # of the list of processes
@@ -188,15 +192,16 @@ class Workers:
         return [process.process.pid for process in self._processes]
 
     def _start_missing(self) -> list[threading.Thread]:
-        """Start the worker processes that are not running, without waiting until they are ready."""
+        """Start the worker processes that are not running, without waiting until they are ready; none during a
+        pause."""
         starting: list[threading.Thread] = []
         make = partial(make_decoder, self.originals, self.precision, self._threads)
         with self._lock:
-            while len(self._processes) < self._wanted:
+            while len(self._processes) < self._wanted and time.monotonic() >= self._paused_until:
                 try:
                     process = WorkerProcess(self._threads)
                 except OSError as error:  # too many processes, for example
-                    self._give_up(f"cannot start a worker process: {error}")
+                    self._pause_starts(f"cannot start a worker process: {error}")
                     break
                 self._processes.append(process)
                 # The thread must not hold a reference to this object, which may be dropped meanwhile.
@@ -208,14 +213,14 @@ class Workers:
         return starting
 
     def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> bool:
-        """Remove a worker process that has ended. Another is started in its place unless one has failed.
-        Returns False if `_kill_processes` has ended it."""
+        """Remove a worker process that has ended. Another is started in its place: soon if it was idle,
+        after a pause if it failed. Returns False if `_kill_processes` has ended it."""
         with self._lock:
             if process not in self._processes:
                 return False
             self._processes.remove(process)
             if error.code != 0:
-                self._give_up(f"a worker process {error}")
+                self._pause_starts(f"a worker process {error}")
         return True
 
     def _kill_processes(self) -> None:
@@ -226,10 +231,13 @@ class Workers:
         for process in killed:
             process.kill()
 
-    def _give_up(self, reason: str) -> None:
-        """Start no more worker processes. Those that are running continue."""
-        log.warning("%s; no more worker processes are started", reason)
-        self._wanted = 0
+    def _pause_starts(self, reason: str) -> None:
+        """Start no worker processes for a while. Those that are running continue."""
+        now = time.monotonic()
+        if now >= self._paused_until:  # not one of several processes that fail together
+            self._paused_until, self._pause = now + self._pause, 2 * self._pause
+        rest = format_duration(self._paused_until - now)
+        log.warning("%s; no worker process is started for %s", reason, rest)
 
 
 def _prepare(

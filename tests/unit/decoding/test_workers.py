@@ -157,10 +157,39 @@ def test_translations_are_the_same_with_a_worker_process_and_after_it_is_killed(
     os.kill(pid, signal.SIGKILL)  # as the kernel does when it runs out of memory
     assert two.translate(LINES, n_best=2) == expected
     assert (
-        "a worker process was killed by SIGKILL, perhaps because memory ran out; no more worker processes "
-        "are started"
+        "a worker process was killed by SIGKILL, perhaps because memory ran out; no worker process is started "
+        "for 1 min"
     ) in caplog.text
     assert two.translate(LINES, n_best=2) == expected and helped.workers.start() == 0
+
+
+def test_a_killed_worker_process_is_replaced_after_a_pause_which_becomes_longer(
+    helped: Translator, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(workers, "PAUSE", 0.5)
+    paused = Workers(helped.workers.originals, "fp32", count=2, processes=True)
+    task = DecodingTask(helped.decoding, [Part(0, [4, 5, 6], [], (0, 0))], "de")
+    expected = paused.decode_one(task)
+    for pause in ("0.50 s", "1.0 s"):
+        while not paused.start():
+            time.sleep(0.1)
+        os.kill(paused.pids()[0], signal.SIGKILL)
+        with paused.decoding:
+            assert paused.decode_one(task) == expected
+        assert f"no worker process is started for {pause}" in caplog.text
+    while not paused.start():
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_worker_processes_that_are_killed_together_count_as_one_failure(helped: Translator, caplog) -> None:
+    three = helped.with_settings(workers=3)
+    assert three.workers.start() == 2
+    for pid in three.workers.pids():
+        os.kill(pid, signal.SIGKILL)
+    while three.workers.pids():
+        three.translate(LINES)
+    assert "is started for 1 min" in caplog.text and "is started for 2 min" not in caplog.text
 
 
 def test_a_worker_process_decodes_while_another_model_is_decoded_here(
@@ -200,7 +229,7 @@ def test_45_a_stopped_process_is_reported_and_waited_for_until_ctrl_c(
     finally:
         signal.signal(signal.SIGINT, handler)
     assert helped.workers.pids() == [] and helped.translate(LINES) == expected
-    assert helped.workers.start() == 1 and "no more worker processes" not in caplog.text
+    assert helped.workers.start() == 1 and "no worker process is started" not in caplog.text
 
 
 def test_decoding_continues_without_worker_processes_that_cannot_start(
@@ -211,7 +240,7 @@ def test_decoding_continues_without_worker_processes_that_cannot_start(
     assert alone.workers.start() == 0
     assert alone.translate(LINES) == alone.with_settings(workers=1).translate(LINES)
     assert "cannot start a worker process: " in caplog.text and "No such file" in caplog.text
-    assert caplog.text.count("no more worker processes are started") == 1
+    assert caplog.text.count("no worker process is started for 1 min") == 1
 
 
 @linux
