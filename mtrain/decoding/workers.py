@@ -50,8 +50,8 @@ class Workers:
 
     While the processes are starting or busy, this process does all decoding. They end when the object is
     garbage collected, when this process ends, and after a minute without work. If one fails or cannot be
-    started, none is started for `PAUSE` seconds, and for twice as long after each later failure. After a fork,
-    the child decodes without worker processes.
+    started, none is started for `PAUSE` seconds, and for twice as long after each later failure. After a
+    fork, the child decodes without worker processes.
     """
 
     # Held by the thread that decodes in this process. All objects share it, because threads of one process
@@ -192,8 +192,8 @@ class Workers:
         return [process.process.pid for process in self._processes]
 
     def _start_missing(self) -> list[threading.Thread]:
-        """Start the worker processes that are not running, without waiting until they are ready; none during a
-        pause."""
+        """Start the worker processes that are not running, unless one has just failed. Does not wait until
+        they are ready."""
         starting: list[threading.Thread] = []
         make = partial(make_decoder, self.originals, self.precision, self._threads)
         with self._lock:

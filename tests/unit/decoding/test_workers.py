@@ -157,8 +157,8 @@ def test_translations_are_the_same_with_a_worker_process_and_after_it_is_killed(
     os.kill(pid, signal.SIGKILL)  # as the kernel does when it runs out of memory
     assert two.translate(LINES, n_best=2) == expected
     assert (
-        "a worker process was killed by SIGKILL, perhaps because memory ran out; no worker process is started "
-        "for 1 min"
+        "a worker process was killed by SIGKILL, perhaps because memory ran out; no worker process is "
+        "started for 1 min"
     ) in caplog.text
     assert two.translate(LINES, n_best=2) == expected and helped.workers.start() == 0
 
