@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrain.cores import count_cores
 from mtrain.errors import UsageError
 from mtrain.kernels.undocumented import undocumented
+from mtrain.processes.cores import count_cores
 
 
 def resolve_device(name: str) -> torch.device:

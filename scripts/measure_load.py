@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 from generate_docs import table
 
-from mtrain.cores import count_cores, openmp_settings
+from mtrain.processes.cores import count_cores, openmp_settings
 from mtrain.runs.metrics import read_metrics
 from mtrain.runs.summary import read_progress
 

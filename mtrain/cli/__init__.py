@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mtrain.cli.console.interruption import end_interrupted, exit_at_once, interrupt_on_signals
-from mtrain.cores import openmp_settings
-from mtrain.stop_signals import handle_stop_signals
+from mtrain.processes.cores import openmp_settings
+from mtrain.processes.stop_signals import handle_stop_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -27,7 +27,7 @@ from mtrain.device import release_cached_memory, thread_pool
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
 from mtrain.model.transformer import Transformer
-from mtrain.processes import Prepare, WorkerEndedError, WorkerProcess
+from mtrain.processes.pool import Prepare, WorkerEndedError, WorkerProcess
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation import comet_process
 from mtrain.evaluation.metrics import References, require_equal_counts
 from mtrain.paths import path_of
-from mtrain.processes import describe_end, reporting_silence
+from mtrain.processes.pool import describe_end, reporting_silence
 from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)

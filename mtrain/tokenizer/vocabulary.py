@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 
 from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor
 
-from mtrain.cores import count_cores
 from mtrain.errors import ModelError
+from mtrain.processes.cores import count_cores
 from mtrain.regular_files import read_file
 from mtrain.tokenizer.model_file import has_rules, types_of_pieces
 from mtrain.tokenizer.punctuation import normalize_punctuation, normalized_offsets

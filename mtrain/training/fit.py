@@ -13,7 +13,7 @@ from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.kernels.reproducible import fix_workspaces
-from mtrain.stop_signals import Handler
+from mtrain.processes.stop_signals import Handler
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare_run import check_exports, open_prepared_run, prepare_run, require_metrics

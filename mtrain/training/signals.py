@@ -4,7 +4,7 @@ import signal
 from types import FrameType
 from typing import Self
 
-from mtrain.stop_signals import REPEATED, Handler, handle_stop_signals
+from mtrain.processes.stop_signals import REPEATED, Handler, handle_stop_signals
 
 
 class StopSignal:

@@ -39,7 +39,7 @@
 42  a file that is far larger than its kind can be, or than its manifest says: refused before it is read
 43  control characters of files, names and models: escaped in everything that a terminal shows
 44  a line of gigabytes, even if compressed: bounded memory, and handled like a line that is not valid text
-45  a worker process that is stopped: reported, waited for until Ctrl-C (test_processes.py, test_workers.py)
+45  a worker process that is stopped: reported, waited for until Ctrl-C (test_pool.py, test_workers.py)
 46  files of a run folder lost or linked: what is missing is named, links are followed or refused
 47  signals of closed terminals and batch systems: handled like SIGTERM, exit code 128 + number
 49  the umask decides who can read what commands write (test_outputs.py)

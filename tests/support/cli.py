@@ -17,7 +17,7 @@ import yaml
 
 from mtrain.cli import main
 from mtrain.cli.console import terminal
-from mtrain.stop_signals import STOP_SIGNALS
+from mtrain.processes.stop_signals import STOP_SIGNALS
 
 CLOSED = -1  # in place of a file descriptor
 

@@ -14,12 +14,11 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
-    ["cores", "duration", "errors", "invisible_characters", "regular_files", "stop_signals", "templates"],
-    ["kernels"],
+    ["duration", "errors", "invisible_characters", "regular_files", "templates"],
+    ["kernels", "processes"],
     ["paths", "progress_bar", "version"],
-    ["device", "worker_messages"],
+    ["device"],
     ["graph_capture"],
-    ["processes"],
     ["distributed"],
     ["config", "storage"],
     ["tokenizer"],
@@ -155,7 +154,7 @@ def test_nothing_is_pickled_or_evaluated():
         names |= {node.id for node in nodes_of(path) if isinstance(node, ast.Name)}
         found = [node for node in nodes_of(path) if isinstance(node, ast.Call) and is_suspect(node.func)]
         calls = {ast.unparse(node.func) for node in found}
-        between_own_processes = path == PACKAGE / "worker_messages.py"  # no files
+        between_own_processes = path == PACKAGE / "processes/messages.py"  # no files
         assert "pickle" not in names or between_own_processes, path
         assert "exec" not in names and "eval" not in calls, path  # `model.eval()` is no call of `eval`
         assert not calls & {"torch.save", "yaml.unsafe_load", "yaml.full_load"}, path

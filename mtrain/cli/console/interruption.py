@@ -8,7 +8,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mtrain.cli.console.message_start import clear_bars, is_one_of_several, rank_prefix
-from mtrain.stop_signals import REPEATED, handle_stop_signals
+from mtrain.processes.stop_signals import REPEATED, handle_stop_signals
 
 _received: list[int] = []  # stop signals
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from mtrain.config.sections.corpora import Holdout, name_of
 from mtrain.config.sections.data import DataConfig
-from mtrain.cores import count_cores
 from mtrain.data import Pair
 from mtrain.data.pairs.rejections import REJECTIONS, Rejections, read_rejections
 from mtrain.data.preparing.check_report import record_findings
@@ -38,6 +37,7 @@ from mtrain.data.store.folder import (
 )
 from mtrain.data.store.shards import BUCKET, LAYOUT, MAX_BUCKETS, SHARD, Shard, ShardInfo, shard_file
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
+from mtrain.processes.cores import count_cores
 from mtrain.storage.atomic import recover
 from mtrain.storage.locks import owner_file, wait_for_lock
 from mtrain.tokenizer.tokenizer import Tokenizer

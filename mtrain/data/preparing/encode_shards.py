@@ -31,7 +31,7 @@ from mtrain.data.reading.digests import RawFiles
 from mtrain.data.store.folder import DataFolder
 from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
-from mtrain.processes import map_tasks
+from mtrain.processes.pool import map_tasks
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer

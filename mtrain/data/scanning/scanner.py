@@ -18,7 +18,6 @@ from typing import NamedTuple
 from mtrain.config.sections.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES
-from mtrain.cores import count_cores
 from mtrain.data import COMPRESSION, Pair
 from mtrain.data.pairs.filters import BlockFilter, FilteredBlock, RejectionRecorder
 from mtrain.data.pairs.rejections import EMPTY, Rejections
@@ -35,7 +34,8 @@ from mtrain.data.scanning.samples import (
     draw_candidates,
     sample_block,
 )
-from mtrain.processes import map_tasks
+from mtrain.processes.cores import count_cores
+from mtrain.processes.pool import map_tasks
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_CHARACTERS
 

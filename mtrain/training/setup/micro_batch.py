@@ -19,13 +19,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
-from mtrain.cores import control_groups
 from mtrain.data.epochs.packed_batch import AnyBatch, batch_type
 from mtrain.data.epochs.windows import WindowedCorpus
 from mtrain.device import describe_device, preserved_random_states
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import own_part
 from mtrain.errors import StorageError
+from mtrain.processes.cores import control_groups
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import read_json
 from mtrain.training.step.learner import Learner

@@ -12,11 +12,11 @@ import torch
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.cores import ThreadSeconds, cpu_limit, thread_seconds
 from mtrain.data.epochs.loader import StepInput
 from mtrain.device import release_cached_memory
 from mtrain.kernels.reproducible import reproducible
 from mtrain.model.build import build_model
+from mtrain.processes.cores import ThreadSeconds, cpu_limit, thread_seconds
 from mtrain.progress_bar import waiting_for
 from mtrain.training.step.learner import Learner
 from mtrain.training.step.make_learner import make_learner

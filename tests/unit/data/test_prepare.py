@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain import processes
 from mtrain.data import Pair
 from mtrain.data.preparing import encode_shards
 from mtrain.data.reading.digests import RawFiles, read_digests
@@ -29,6 +28,7 @@ from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
+from mtrain.processes import pool
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.support.corpora import block_of
@@ -554,7 +554,7 @@ def refuse_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_):
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(processes, "WorkerProcess", refuse)
+    monkeypatch.setattr(pool, "WorkerProcess", refuse)
 
 
 @unigram_by_default

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtrain import Translator, processes
+from mtrain import Translator
 from mtrain.decoding import workers
 from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.shared_workers import SharedWorkers
@@ -206,7 +206,7 @@ def test_a_worker_process_decodes_while_another_model_is_decoded_here(
 def test_45_a_stopped_process_is_reported_and_waited_for_until_ctrl_c(
     helped: Translator, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(processes, "SILENCE", 0.5)
+    monkeypatch.setattr("mtrain.processes.pool.SILENCE", 0.5)
     expected = helped.translate(LINES)
     [pid] = helped.workers.pids()
 

@@ -18,7 +18,6 @@ from mtrain.config.choices import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS, SIZES
-from mtrain.cores import ThreadSeconds
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.reading.digests import RawFiles
@@ -27,6 +26,7 @@ from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError
 from mtrain.model.build import build_model
+from mtrain.processes.cores import ThreadSeconds
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
 from mtrain.training.setup import complete as complete_config

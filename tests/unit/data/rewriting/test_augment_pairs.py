@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mtrain import processes
 from mtrain.config.sections.augment import Augment
 from mtrain.data.rewriting import reencode
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
+from mtrain.processes import pool
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.support.encoding import TOY, config, prepare_data, rows, rows_of, write
@@ -206,7 +206,7 @@ def test_worker_processes_change_pairs_like_this_one(
     def refuse(*_):
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(processes, "WorkerProcess", refuse)
+    monkeypatch.setattr(pool, "WorkerProcess", refuse)
     assert rows(prepare_data(data, tokenizer, tmp_path / "data", seed=1), 5) == found
     assert "cannot start" in caplog.text
 

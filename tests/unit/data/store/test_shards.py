@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mtrain import processes as processes_module
 from mtrain import progress_bar
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
@@ -33,7 +32,8 @@ from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import DataFolder, read_summary
 from mtrain.data.store.shards import LAYOUT, EncodedCorpus, Shard, buckets_of, shard_file
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.processes import WorkerProcess
+from mtrain.processes import pool
+from mtrain.processes.pool import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.corpora import corpus
 from tests.support.encoding import (
@@ -619,7 +619,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen]:
             super().__init__(*arguments)
             started.append(self.process)
 
-    monkeypatch.setattr(processes_module, "WorkerProcess", Noted)
+    monkeypatch.setattr(pool, "WorkerProcess", Noted)
     return started
 
 
@@ -701,7 +701,7 @@ def test_encoding_continues_without_processes_that_fail(
             super().__init__(*arguments)
             self.process.kill()
 
-    monkeypatch.setattr(processes_module, "WorkerProcess", Failing)
+    monkeypatch.setattr(pool, "WorkerProcess", Failing)
     assert text_of(parallel(tmp_path, tokenizer, config(tmp_path)), tokenizer) == TOY
     assert "cannot start a worker process: [Errno 11] Resource temporarily unavailable" in caplog.text
     assert caplog.text.count("was killed by SIGKILL, perhaps because memory ran out; starting another") == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mtrain.cores import count_cores
 from mtrain.data.scanning.scanner import LARGE
 from mtrain.data.store.shards import SHARD
+from mtrain.processes.cores import count_cores
 from mtrain.training.setup.prepare_run import prepare_only, prepare_run
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.encoding import TOY, write

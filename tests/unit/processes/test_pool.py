@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from mtrain import processes
 from mtrain.errors import DataError
-from mtrain.processes import (
+from mtrain.processes.pool import (
     Prepare,
     WorkerEndedError,
     WorkerPool,
@@ -25,7 +24,7 @@ from mtrain.processes import (
     map_tasks,
     reporting_silence,
 )
-from mtrain.stop_signals import STOP_SIGNALS
+from mtrain.processes.stop_signals import STOP_SIGNALS
 from tests.support.worker import Action, prepare
 
 WORKER = "tests.support.worker"  # its processes do what their tasks say
@@ -116,7 +115,7 @@ def calls(pool: WorkerPool, *tasks: Action) -> Iterator[Any]:
 
 def test_45_a_stopped_process_is_reported_and_its_work_continues(stopped, monkeypatch, caplog):
     pool, pid = stopped
-    monkeypatch.setattr(processes, "SILENCE", 0.5)
+    monkeypatch.setattr("mtrain.processes.pool.SILENCE", 0.5)
 
     def resume() -> None:
         while not caplog.messages:
@@ -135,7 +134,7 @@ def test_45_a_stopped_process_is_reported_and_its_work_continues(stopped, monkey
 
 def test_45_nothing_is_said_of_a_process_whose_computing_time_is_unknown(monkeypatch, caplog):
     """As on systems other than Linux; here, one that has ended."""
-    monkeypatch.setattr(processes, "SILENCE", 0.02)
+    monkeypatch.setattr("mtrain.processes.pool.SILENCE", 0.02)
     child = subprocess.Popen(["true"])
     child.wait()
     with reporting_silence(child.pid, "the process"):

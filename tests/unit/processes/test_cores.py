@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cores import count_cores, cpu_limit, openmp_settings, thread_seconds
+from mtrain.processes.cores import count_cores, cpu_limit, openmp_settings, thread_seconds
 
 V1, V2 = "4:cpu,cpuacct:/docker/job\n3:memory:/other\n0::/\n", "0::/user.slice/job\n"
 

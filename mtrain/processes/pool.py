@@ -1,6 +1,6 @@
 """Worker processes, and pools of them that share tasks.
 
-A worker process is started with `subprocess`, and reads tasks from a pipe (see `worker_messages.py`).
+A worker process is started with `subprocess`, and reads tasks from a pipe (see `messages.py`).
 `multiprocessing` and `concurrent.futures` would import the user's main module in it.
 """
 
@@ -23,9 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mtrain.cores import openmp_settings
-from mtrain.stop_signals import STOP_SIGNALS
-from mtrain.worker_messages import receive, send, skip_to_start
+from mtrain.processes.cores import openmp_settings
+from mtrain.processes.messages import receive, send, skip_to_start
+from mtrain.processes.stop_signals import STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ Prepare = partial[Any]
 # ignored: batch systems send them to all processes of a job, but the parent decides when its workers end.
 _MAIN = (
     f"import signal; [signal.signal(n, signal.SIG_IGN) for n in {[*map(int, STOP_SIGNALS)]}]; "
-    "import sys; sys.path[:] = sys.argv[1:]; from mtrain.worker_messages import serve; serve()"
+    "import sys; sys.path[:] = sys.argv[1:]; from mtrain.processes.messages import serve; serve()"
 )
 # Makes glibc reuse large blocks of memory, as `mtrain.device.keep_freed_memory` does, which imports PyTorch.
 _REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}

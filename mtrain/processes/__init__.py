@@ -1,0 +1,1 @@
+"""What a process may use, how it ends, and worker processes."""
