@@ -187,6 +187,14 @@ def test_the_head_that_agrees_with_the_alignments_is_chosen(model_of):
     assert choose_head(loaded, [row for _, row in sentences_of(loaded, SOURCES)]) == (0, 2)
 
 
+def test_an_alignment_head_is_chosen_even_if_others_agree_as_well(tokenizers, tmp_path):
+    folder = random_model(tmp_path / "model", tokenizers[True], decoder_layers=2, **SHAPE)
+    loaded = load_model(folder)
+    assert choose_head(loaded, []) == (0, 0)
+    loaded.model.config = loaded.model.config.model_copy(update={"alignment_head": True})
+    assert choose_head(loaded, []) == (1, 0)
+
+
 # -------------------------------------------------------------------------------------------------- refusals
 
 
