@@ -111,9 +111,7 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     number = state.step + 1
     trainer.ranks.seed_step(trainer.config.seed, number)
     trainer.learner.r_drop = r_drop_weight(number, trainer.config.training)
-    # A new plan may map this step to an earlier position, but the encoder is not frozen again.
-    position = max(number, trainer.scheduled(number))
-    trainer.learner.encoder_factor.fill_(trains_encoder(position, trainer.config.training))
+    trainer.learner.train_encoder(trains_encoder(trainer.scheduled(number), trainer.config.training))
     with trainer.ranks.watched(), reproducible(trainer.ranks.device):
         metrics = trainer.learner.step(step.batches, step.tokens, trainer.rate(number))
     state.step = number

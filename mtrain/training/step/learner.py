@@ -74,7 +74,8 @@ class Learner:
             Dropout.use_key(model, self.dropout_key)
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
-        self.encoder_factor = torch.ones((), device=self.device)  # of its gradient; 0 while frozen
+        self._encoder_factor = torch.ones((), device=self.device)  # of its gradient; 0 while frozen
+        self._encoder_is_trained: bool | None = None  # None: not known yet
         self.updates = 0  # number of updates of the weights that were begun
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
@@ -87,6 +88,15 @@ class Learner:
         sums = self._accumulate(list(batches), tokens)
         self.updates += 1
         return self.run_in_worker(lambda: self._update(sums, tokens, rate))
+
+    def train_encoder(self, trains: bool) -> None:
+        """Train the encoder in the following steps, or freeze it. It is not frozen again after it has been
+        trained, also before a run was resumed: Adam would still move it."""
+        if self._encoder_is_trained is None:
+            states = (self.optimizer.state[each] for each in parameters_of(self.model, "encoder"))
+            self._encoder_is_trained = trains or any(float(state.get("step", 0)) > 0 for state in states)
+        self._encoder_is_trained |= trains
+        self._encoder_factor.fill_(self._encoder_is_trained)
 
     def expect(self, layouts: Iterable[Layout]) -> None:
         """Prepare for packed micro-batches of these exact layouts."""
@@ -123,7 +133,7 @@ class Learner:
             scale_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         encoder = parameters_of(self.model, "encoder") if self.training.encoder_after else []
         encoder = [parameter for parameter in encoder if parameter.grad is not None]
-        scale_all([own_part(cast(Tensor, p.grad)) for p in encoder], self.encoder_factor)
+        scale_all([own_part(cast(Tensor, p.grad)) for p in encoder], self._encoder_factor)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
         norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.training.clip_norm
         # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.
@@ -133,7 +143,8 @@ class Learner:
         step_unless(self.optimizer, found_inf if skip is None else torch.maximum(found_inf, skip))
         # While the encoder is frozen, Adam does not count its steps, so that bias correction starts with it.
         states = [self.optimizer.state[parameter] for parameter in encoder]
-        scale_all([state["step"] for state in states if "step" in state], self.encoder_factor)
+        if steps := [state["step"] for state in states if "step" in state]:
+            scale_all(steps, self._encoder_factor.to(steps[0].device))  # if not fused, Adam counts on the CPU
         self.loss_scaler.update(found_inf)
         self.optimizer.zero_grad(set_to_none=True)
         return torch.stack([*sums, norm, found_inf])

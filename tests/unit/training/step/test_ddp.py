@@ -36,7 +36,7 @@ def train(parts, ranks: Ranks, shares, steps: int, kind="cpu", **recipe) -> dict
         if step == 0:
             before = {name: whole(tensor) for name, tensor in weights(model).items()}
             adam, learner.optimizer = learner.optimizer, torch.optim.SGD(model.parameters())
-        learner.encoder_factor.fill_(trains_encoder(step + 1, config))
+        learner.train_encoder(trains_encoder(step + 1, config))
         metrics = learner.step(own or [Batch.without_pairs()], total, 1.0 if step == 0 else 1e-3)
         results[f"metrics.{step}"] = metrics.values
         if step == 0:

@@ -93,7 +93,7 @@ def take(learner: Learner, number: int, average: WeightAverage | None = None) ->
     learner.number = number  # type: ignore[attr-defined]
     batches = [batch_of(pairs) for pairs in STEPS[number]]
     tokens = sum(batch.target_tokens for batch in batches)
-    learner.encoder_factor.fill_(trains_encoder(number + 1, learner.training))
+    learner.train_encoder(trains_encoder(number + 1, learner.training))
     values = learner.step(batches, tokens, RATE * (number + 1)).values
     if average is not None:
         average.update(number + 1)
