@@ -142,7 +142,7 @@ def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]
             raw.setdefault(section, {})[key] = choice.value
         config = validate(Config, raw, "the automatic recipe")
     training = config.training
-    limits = [] if training.max_steps is None else [training.max_steps]
+    limits = [steps for steps in (training.max_steps, training.planned_steps) if steps is not None]
     if training.max_epochs is not None:
         limits.append(training.max_epochs * work.steps_per_epoch(training.batch_tokens))
     steps = min(limits, default=UNKNOWN_STEPS)

@@ -205,6 +205,16 @@ def test_a_student_gets_the_automatic_recipe_but_keeps_its_sizes(preset, rate):
     assert planned.training.schedule == "cosine" and planned.model.norm == "post"
 
 
+def test_planned_steps_limit_the_warm_up_and_how_long_the_encoder_is_frozen():
+    def chosen(**training: Any) -> tuple[int | None, int | None]:
+        model = {"preset": "base", "norm": "post"}
+        made = config(model=model, training={"max_minutes": 10.0, "planned_steps": 900, **training})
+        planned = choose_values(made, workload())[0].training
+        return planned.warmup_steps, planned.encoder_after
+
+    assert (chosen(), chosen(warmup_steps=200)) == ((72, 144), (200, 225))
+
+
 @pytest.mark.parametrize("preset", ["auto", None])
 def test_a_new_encoder_with_norms_after_the_sublayers_is_trained_later(preset):
     def encoder_after(**training: Any) -> int | None:
