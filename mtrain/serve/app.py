@@ -47,7 +47,7 @@ async def _translate(server: Server, request: Request) -> Response:
         answers, source = [{"detectedLanguage": detected} for _ in texts], detected["language"]
     translator = server.models.find(source, target)
     n_best = 1 + min(int(wanted), _MOST_ALTERNATIVES, translator.decoding.hypotheses - 1)
-    aligned = format_ == "html" or bool(fields.get("alignments"))
+    aligned = format_ == "html" or str(fields.get("alignments", "")).lower() in ("1", "true")
     documents = await run_in_threadpool(lambda: [Html(text) for text in texts]) if format_ == "html" else []
     given = [text for document in documents for text in document.texts] if documents else texts
     translations = await server.translate(request, translator, given, n_best, aligned)

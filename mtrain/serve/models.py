@@ -113,11 +113,12 @@ class Models:
         """The languages that a text may be in, the most probable one first, with a confidence from 0 to 100:
         of all languages, or of those that can be translated into `target`. Raises UsageError if the language
         cannot be identified."""
-        into = None if target is None else base_language(target)
-        sources = (
-            code for code in self.sources if into in {base_language(each) for each in self.targets_of(code)}
-        )
-        codes = {base_language(code): code for code in (self.codes if into is None else sources)}
+        known = self.codes
+        if target is not None:
+            into = [code for code in self.codes if base_language(code) == base_language(target)]
+            pairs = product(self.sources, into)
+            known = [s for s, t in pairs if any(model.translates(s, t) for model in self.served)]
+        codes = {base_language(code): code for code in known}
         if not (found := detect_languages(text, codes)):
             raise UsageError(f"the language cannot be identified; name it, or install py3langid: {EXTRA}")
         return [{"language": codes[code], "confidence": round(100 * each, 1)} for code, each in found[:5]]

@@ -83,6 +83,12 @@ def test_alignments_are_positions_of_words(client):
         assert target[start:stop] in target.split()
 
 
+def test_forms_may_refuse_alignments(client):
+    for value in ("false", "true"):
+        answer = client.post("/translate", data={**TRANSLATE, "q": "It rains.", "alignments": value}).json()
+        assert ("alignments" in answer) == (value == "true")
+
+
 def test_languages_and_limits_are_stated(client):
     assert client.get("/languages").json() == [
         {"code": "en", "name": "English", "targets": ["de"]},
