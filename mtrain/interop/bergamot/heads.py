@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.alignment import Words, align, words_at
-from mtrain.decoding.search.forced import all_attention, layer_attention
+from mtrain.decoding.search.forced import all_attention, cross_attention
 from mtrain.decoding.search.search import search
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.tokenizer.vocabulary import Vocabulary
@@ -21,7 +21,7 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
     the head whose alignments have the most links in common with those of mtrain, in translations of rows of
     source ids, which end with EOS."""
     layers, layer = len(loaded.model.decoder), loaded.config.decoding.alignment_layer
-    if loaded.model.config.alignment_head and layer in (None, layers - 1):
+    if loaded.model.config.alignment_head and (layer is None or layer >= layers - 1):
         return layers - 1, 0
     model = DecodingTransformer(loaded.model)
     agreements = np.zeros((layers, loaded.model.config.heads))
@@ -32,7 +32,7 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
         target = torch.tensor([[*best.ids, loaded.model.config.eos_id]])
         cross = torch.cat(all_attention(model, source, keep, target)["cross"]).numpy()  # (L, H, T, S)
         words = _words(loaded.tokenizer.source, row[:-1]), _words(loaded.tokenizer.target, best.ids)
-        attention = layer_attention(model, source, keep, target)[-1 if layer is None else layer]
+        attention = cross_attention([model], source, keep, target, layer)
         ours = set(align(attention[0].numpy(), *words))
         for place in np.ndindex(agreements.shape):
             agreements[place] += len(ours.intersection(align(cross[place], *words)))

@@ -184,7 +184,11 @@ def test_the_head_that_agrees_with_the_alignments_is_chosen(model_of):
     by_head = attention.weight.data.view(3, 4, 16, 64)
     by_head[0, [0, 1, 3]], attention.bias.data[:64] = 0, 0
     by_head[0, 2] *= 30  # sharp: with flat heads, words with many tokens win
-    assert choose_head(loaded, [row for _, row in sentences_of(loaded, SOURCES)]) == (0, 2)
+    rows = [row for _, row in sentences_of(loaded, SOURCES)]
+    for layer in (None, 7):  # of one
+        decoding = loaded.config.decoding.model_copy(update={"alignment_layer": layer})
+        config = loaded.config.model_copy(update={"decoding": decoding})
+        assert choose_head(loaded._replace(config=config), rows) == (0, 2)
 
 
 def test_an_alignment_head_is_chosen_even_if_others_agree_as_well(tokenizers, tmp_path):
@@ -192,7 +196,10 @@ def test_an_alignment_head_is_chosen_even_if_others_agree_as_well(tokenizers, tm
     loaded = load_model(folder)
     assert choose_head(loaded, []) == (0, 0)
     loaded.model.config = loaded.model.config.model_copy(update={"alignment_head": True})
-    assert choose_head(loaded, []) == (1, 0)
+    for layer in (None, 1, 7):  # 7: as in decoding, the last one
+        decoding = loaded.config.decoding.model_copy(update={"alignment_layer": layer})
+        config = loaded.config.model_copy(update={"decoding": decoding})
+        assert choose_head(loaded._replace(config=config), []) == (1, 0)
 
 
 # -------------------------------------------------------------------------------------------------- refusals
