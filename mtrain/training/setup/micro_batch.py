@@ -129,14 +129,19 @@ def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, 
     training = config.training
     if training.micro_batch_tokens != "auto":
         return training.micro_batch_limit
-    longest = config.longest_sequence  # other windows and other epochs may have pairs as long
-    if train.has_fixed_lengths:
-        lengths = train.encoded().source_lengths, train.encoded().target_lengths
-        longest = max(int(side.max()) for side in lengths)
+    longest = _longest(config, train)
     memory = available_memory(learner.device)
     if learner.device.type == "cpu":
         memory //= sharing
     return choose_micro_batch_tokens(learner, longest, training.micro_batch_limit, memory)
+
+
+def _longest(config: Config, train: WindowedCorpus) -> int:
+    """The tokens of the longest sequence, which each micro-batch must have room for."""
+    if not train.has_fixed_lengths:
+        return config.longest_sequence  # other windows and other epochs may have pairs as long
+    lengths = train.encoded().source_lengths, train.encoded().target_lengths
+    return max(int(side.max()) for side in lengths)
 
 
 def write_limit(run_dir: Path, micro_batch_tokens: int | None, positions: float) -> None:
@@ -170,7 +175,8 @@ def agree_on_micro_batches(
     own = micro_batch_tokens(config, train, learner, ranks.local_size)
     if config.training.micro_batch_tokens == "auto" and learner.device.type == "cuda":
         same_gpu = (state.arithmetic or "").startswith(f"{describe_device(learner.device)},")
-        own = min(own, state.micro_batch_tokens or own) if same_gpu else own
+        if same_gpu and state.micro_batch_tokens:
+            own = min(own, max(state.micro_batch_tokens, _longest(config, train)))
     tokens = -int(ranks.all_reduce_max(-own)[0])
     limit = state.max_micro_batch_positions
     if limit is None or state.micro_batch_tokens != tokens:

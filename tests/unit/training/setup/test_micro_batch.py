@@ -230,21 +230,24 @@ def test_a_limit_that_cannot_be_written_is_logged(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("now", "setting", "fitting", "expected"),
+    ("now", "setting", "longest", "fitting", "expected"),
     [
-        ("cuda (NVIDIA H200)", "auto", 4096, 1024),
-        ("cuda (NVIDIA H200)", "auto", 512, 512),
-        ("cuda (NVIDIA H200)", 4096, 4096, 4096),
-        ("cuda (NVIDIA H200 NVL)", "auto", 4096, 4096),
-        ("cpu (AVX2, 2 threads)", "auto", 4096, 4096),
+        ("cuda (NVIDIA H200)", "auto", 64, 4096, 1024),
+        ("cuda (NVIDIA H200)", "auto", 64, 512, 512),
+        ("cuda (NVIDIA H200)", "auto", 1500, 4096, 1500),  # the data has changed
+        ("cuda (NVIDIA H200)", 4096, 64, 4096, 4096),
+        ("cuda (NVIDIA H200 NVL)", "auto", 64, 4096, 4096),
+        ("cpu (AVX2, 2 threads)", "auto", 64, 4096, 4096),
     ],
 )
 def test_a_run_that_resumes_on_the_same_kind_of_gpu_keeps_its_micro_batches(
-    make_config, monkeypatch, now, setting, fitting, expected
+    make_config, monkeypatch, now, setting, longest, fitting, expected
 ):
-    config = make_config(training={"batch_tokens": 4096, "micro_batch_tokens": setting})
+    training = {"batch_tokens": 4096, "micro_batch_tokens": setting}
+    config = make_config(data={"max_length": longest}, training=training)
+    corpus = SimpleNamespace(has_fixed_lengths=False)
     monkeypatch.setattr(memory, "micro_batch_tokens", lambda *_: fitting)
     monkeypatch.setattr(memory, "describe_device", lambda _: now)
     state = TrainState(micro_batch_tokens=1024, arithmetic="cuda (NVIDIA H200), bf16, torch 2.13.0, 1 worker")
     learner = SimpleNamespace(device=torch.device(now.partition(" ")[0]))
-    assert agree_on_micro_batches(config, None, learner, state, Ranks(torch.device("cpu"))) == expected
+    assert agree_on_micro_batches(config, corpus, learner, state, Ranks(torch.device("cpu"))) == expected
