@@ -84,7 +84,7 @@ class Saver:
         learner = self.learner
         with ranks.watched():
             if self.state.validation_due:
-                self.average.average_checkpoints(Path(self.config.run_dir), ranks)
+                self.average.average_checkpoints(Path(self.config.run_dir), self.state.step, ranks)
             averaged = self.average.weights
             tensors = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
         ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one

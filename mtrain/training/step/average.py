@@ -111,12 +111,13 @@ class WeightAverage:
                 raise
         return allocated
 
-    def average_checkpoints(self, run_dir: Path, ranks: Ranks) -> None:
-        """Average the current weights with the weights of the newest `count` - 1 checkpoints. Rank 0 chooses
-        the checkpoints, because the file system may not show the same folders to all ranks at once."""
+    def average_checkpoints(self, run_dir: Path, step: int, ranks: Ranks) -> None:
+        """Average the current weights, those of `step`, with the weights of the newest `count` - 1 earlier
+        checkpoints. Rank 0 chooses the checkpoints, because the file system may not show the same folders to
+        all ranks at once."""
         if self.count == 1:
             return
-        chosen = ranks.broadcast(self._valid_checkpoints(run_dir) if ranks.is_first else None)
+        chosen = ranks.broadcast(self._valid_checkpoints(run_dir, step) if ranks.is_first else None)
         mean = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         for number, name in enumerate(chosen, start=2):
             for key, tensor in load_tensors(run_dir / "checkpoints" / name / "model.safetensors").items():
@@ -124,10 +125,11 @@ class WeightAverage:
                 own_part(mean[key]).lerp_(own_part(divided_like(tensor, mean[key])), 1 / number)
         self.weights = mean
 
-    def _valid_checkpoints(self, run_dir: Path) -> list[str]:
-        """The names of the newest `count` - 1 checkpoints, without damaged ones."""
-        valid = []
-        for folder in checkpoint_folders(run_dir, self.checkpoint_every)[1 - self.count :]:
+    def _valid_checkpoints(self, run_dir: Path, step: int) -> list[str]:
+        """The names of the newest `count` - 1 checkpoints before `step`, without damaged ones. If saving
+        is repeated, there may be one of `step`."""
+        folders, valid = checkpoint_folders(run_dir, self.checkpoint_every), []
+        for folder in [each for each in folders if each.name < f"step-{step:08d}"][1 - self.count :]:
             try:
                 if folder not in self._verified:
                     verify_checkpoint(folder)

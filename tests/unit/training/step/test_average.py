@@ -43,6 +43,16 @@ def test_average_checkpoints_is_the_mean_of_the_newest(make_config):
         torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 3)
 
 
+def test_a_checkpoint_whose_save_is_repeated_counts_once(make_config):
+    """If its folder is complete, but the index of the checkpoints could not be written."""
+    config = make_config(training={"average_checkpoints": 2, "max_steps": 8, "best_metric": "nll"})
+    fit(config, device="cpu")
+    run, trainer = Path(config.run_dir), make_trainer(config, device="cpu")
+    trainer.average.average_checkpoints(run, trainer.state.step, trainer.ranks)
+    expected = load_file(run / "checkpoints/step-00000008/average.safetensors")
+    torch.testing.assert_close(trainer.average.weights, expected)
+
+
 def test_the_mean_is_freed_before_the_next_step(make_config, monkeypatch):
     """The mean takes as much memory as the weights, and the dry run of a step does not count it."""
     held = []
