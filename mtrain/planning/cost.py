@@ -12,6 +12,7 @@ Symbols: see `mtrain.model`; F is the width of the feed-forward network.
 """
 
 import re
+from functools import partial
 from typing import NamedTuple
 
 from mtrain.checkpoint.tensors import model_without_weights
@@ -140,10 +141,13 @@ def activation_bytes(config: ModelConfig, shape: Shape, device: TrainingDevice) 
 
     encoder = layer(source, 1) + _attention_bytes(config, device, source, source, longest_source)
     decoder = layer(target, 2) + _attention_bytes(config, device, target, target, longest_target)
-    decoder += _attention_bytes(config, device, target, source, longest_source)
+    cross = partial(_attention_bytes, config, device, target, source, longest_source)
+    decoder += cross()
     memories = config.decoder_layers if device.is_low else 1  # inputs of the projections of the memory
     layers = config.encoder_layers * encoder + config.decoder_layers * decoder
     embeddings = (source + target) * embedding + memories * number * source * width
+    if config.alignment_head:  # whose loss needs the weights of the last layer
+        layers += cross(explicit=True) - cross()
     return layers + embeddings + loss_gradient_bytes(config, shape)
 
 
@@ -160,23 +164,25 @@ def _feed_forward_bytes(config: ModelConfig, device: TrainingDevice) -> int:
 
 
 def _attention_bytes(
-    config: ModelConfig, device: TrainingDevice, queries: int, keys: int, length: int
+    config: ModelConfig, device: TrainingDevice, queries: int, keys: int, length: int, explicit: bool = False
 ) -> int:
     """Bytes that attention of `queries` tokens over `keys` tokens, `length` in each sentence, saves: queries,
     keys, values, and the input of the output projection; weights or their normalizers, according to the
-    kernel that `mtrain.kernels.attention` chooses."""
-    number, width = device.product_bytes, config.d_model
+    kernel that `mtrain.kernels.attention` chooses, which is the `explicit` one if it has to."""
+    number, width, on_cpu = device.product_bytes, config.d_model, device.hardware.on_cpu
     normalizers, output = FP32 * config.heads * queries, number * queries * width
-    if not device.hardware.on_cpu:
+    if explicit or (on_cpu and config.attention_dropout):
+        copies = 3 if config.attention_dropout else 1  # weights before and after dropout, and its mask
+        projected = FP32 if on_cpu else number
+        return projected * (queries + 2 * keys) * width + output + copies * normalizers * length
+    if not on_cpu:
         return number * (queries + 2 * keys) * width + output + normalizers
-    eager = suits_eager_kernel(length, width // config.heads) and not config.attention_dropout
+    eager = suits_eager_kernel(length, width // config.heads)
     if eager:
         keys, length = keys * padded_keys(length) // length, padded_keys(length)
     total = FP32 * (queries + 2 * keys) * width + output  # on a CPU, attention is computed in fp32
     if eager:
         return total + normalizers * length
-    if config.attention_dropout:
-        return total + 3 * normalizers * length  # weights before and after dropout, and its mask
     return total + normalizers + (FP32 * queries * width if device.is_low else 0)
 
 

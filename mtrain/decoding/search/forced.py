@@ -43,7 +43,7 @@ def layer_attention(
 ) -> list[Tensor]:
     """The cross-attention weights (N, T, S) of each decoder layer, averaged over heads. If the model has an
     alignment head, the weights of the last layer are those of this head."""
-    with recording(cross_only=True) as maps:
+    with recording(cross_from=0) as maps:
         _hidden(model, source, source_keep, targets)
     averages = [of_layer.mean(dim=1) for of_layer in maps]
     if model.config.alignment_head:

@@ -123,7 +123,7 @@ class Predictor:
     def step_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
         """Like `step`, and also the cross-attention weights (N, S) of the last layer, averaged over heads and
         models."""
-        with recording(cross_only=True) as maps:  # of each layer of each model, (N or more, H, 1, S)
+        with recording(cross_from=0) as maps:  # of each layer of each model, (N or more, H, 1, S)
             logits = self.step(last)
         ends = accumulate(len(cache.layers) for cache in self.caches)
         last_layers = [maps[end - 1][: len(last), :, -1] for end in ends]

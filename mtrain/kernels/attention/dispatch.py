@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -97,22 +98,30 @@ def _causal(keep: Tensor | None, x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------ attention maps
 
 
-_Recording = tuple[list[Tensor] | None, bool]  # the maps, if any, and whether only of cross-attention
+@dataclass
+class _Recording:
+    """What `recording` has been asked for."""
+
+    maps: list[Tensor]
+    cross_from: int | None
+    crossings: int = 0  # cross-attentions so far
+
+
 # Of the current thread: a new thread starts without one.
-_recording: ContextVar[_Recording] = ContextVar("attention maps", default=(None, False))
+_recording: ContextVar[_Recording | None] = ContextVar("attention maps", default=None)
 
 
 @contextmanager
-def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
+def recording(cross_from: int | None = None) -> Iterator[list[Tensor]]:
     """A context in which the weights of each attention are appended to the list that it returns.
 
-    They are the weights before dropout, (N, H, T, S), in the order of the calls. With `cross_only`,
-    self-attention is not recorded, and uses its usual kernel. An inner `recording` takes precedence. Other
-    threads are not recorded. A step of `DecodingTransformer.decode_next` records
-    cross-attention only, and a step of `StaticDecoder` nothing.
+    They are the weights before dropout, (N, H, T, S), in the order of the calls. With `cross_from`, only
+    cross-attention is recorded, from the call with this index on; others use their usual kernels. An inner
+    `recording` takes precedence. Other threads are not recorded. A step of `DecodingTransformer.decode_next`
+    records cross-attention only, and a step of `StaticDecoder` nothing.
     """
     maps: list[Tensor] = []
-    token = _recording.set((maps, cross_only))
+    token = _recording.set(_Recording(maps, cross_from))
     try:
         yield maps
     finally:
@@ -121,8 +130,12 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
 
 def recorder(cross: bool) -> list[Tensor] | None:
     """The list to append the weights of cross-attention or self-attention to; None if they are not wanted."""
-    maps, cross_only = _recording.get()
-    return None if cross_only and not cross else maps
+    if (current := _recording.get()) is None:
+        return None
+    if current.cross_from is None:
+        return current.maps
+    current.crossings += cross
+    return current.maps if cross and current.crossings > current.cross_from else None
 
 
 def weights_by_row(weights: Tensor, rows: int) -> Tensor:

@@ -236,8 +236,9 @@ class Learner:
         labels, smoothing = batch.labels, self.training.label_smoothing
         passes = 2 if self.r_drop else 1  # with different dropout
         inputs = batch.inputs().twice() if self.r_drop else batch.inputs()
-        aligns = model.config.alignment_head
-        recorded: AbstractContextManager[list[Tensor]] = recording(True) if aligns else nullcontext([])
+        recorded: AbstractContextManager[list[Tensor]] = nullcontext([])
+        if model.config.alignment_head:
+            recorded = recording(cross_from=model.config.decoder_layers - 1)  # of the last layer
         with autocast(self.device, self.precision), recorded as maps:
             hidden = model(*inputs)
             if self.r_drop:
@@ -245,9 +246,9 @@ class Learner:
                 sums = r_drop_loss(hidden, *model.projection(), labels, smoothing, self.r_drop)
             else:
                 sums = model.loss(hidden, labels, smoothing, inputs.targets)
-        if not maps:
-            return sums
-        return sums._replace(loss=sums.loss + alignment_loss(maps[-1], labels, inputs.targets, passes))
+        for weights in maps:
+            sums = sums._replace(loss=sums.loss + alignment_loss(weights, labels, inputs.targets, passes))
+        return sums
 
     def draw_dropout_key(self) -> int:
         """An int32 number from the generator of the CPU, whose state checkpoints have."""

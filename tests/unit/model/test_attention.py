@@ -278,7 +278,7 @@ def test_maps_are_recorded_in_the_order_of_calls_and_in_one_thread_only() -> Non
 
     with recording() as outer:
         call()
-        with recording(cross_only=True) as inner:
+        with recording(cross_from=0) as inner:
             call()
         with ThreadPoolExecutor(1) as pool:
             pool.submit(call).result()

@@ -138,7 +138,7 @@ def test_a_cache_grows_with_the_decoded_length(monkeypatch, beams: int) -> None:
 def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) -> None:
     model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 4)
     memory = model.encode(source, kept)
-    with recording(cross_only=True) as weights:
+    with recording(cross_from=0) as weights:
         model.decode(target, memory, kept)
     fast = DecodingTransformer(model)
     cache = fast.start_cache(memory, kept, beams, 4)

@@ -32,6 +32,8 @@ CHOICES = [
     {"positions": "rotary"},
     {"output_bias": True},
     {"tie_embeddings": "none"},
+    {"alignment_head": True},
+    {"alignment_head": True, "attention_dropout": 0.1},
 ]
 LOW_PRECISION_CASES = [(choice, "bf16", (80, 72)) for choice in CHOICES[::3]]
 

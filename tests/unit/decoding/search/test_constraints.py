@@ -38,7 +38,7 @@ def probabilities(
     steps, received = [], []
     for model in models:
         memory = model.encode(rows, everything)
-        with recording(cross_only=True) as weights:
+        with recording(cross_from=0) as weights:
             hidden = model.decode(inputs, memory, everything)
         steps.append(model.project(hidden).softmax(-1).gather(2, tokens[..., None])[..., 0])
         received.append(weights[-1].mean(1).sum(1))  # over heads, then over positions

@@ -154,7 +154,7 @@ def test_attention_in_low_precision_is_averaged_in_full_precision() -> None:
     assert averaged.dtype == torch.float32 and (averaged.half() != averaged).any()  # it is not rounded
     torch.testing.assert_close(averaged, of_heads.mean(dim=1), rtol=0, atol=2e-3)
     one, other = (Predictor([model], source, keep, 1, 4) for _ in range(2))
-    with recording(cross_only=True) as weights:
+    with recording(cross_from=0) as weights:
         model.decode_next(targets[:, 0], other.caches[0])
     _, averaged = one.step_with_attention(targets[:, 0])
     assert torch.equal(averaged, weights[-1][:, :, -1].float().mean(dim=1))
