@@ -4,7 +4,7 @@
     What do the model and its layers compute?                           transformer.py
     Which kernel computes attention? Where is padding masked?           ../kernels/attention/dispatch.py
     Which sequence does a token belong to?                              ../kernels/sequences.py
-    What is minimized: cross-entropy, label smoothing, R-Drop?          loss.py
+    What is minimized: cross-entropy, label smoothing, R-Drop?          ../kernels/cross_entropy.py
     How is one position decoded at a time, and with which weights?      incremental.py
     How is one position decoded in buffers of fixed shapes, on a GPU?   static_decoder.py
     How does a step of beam search keep keys and values, and masks?     cache.py
