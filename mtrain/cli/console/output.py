@@ -23,7 +23,9 @@ FLUSH_EVERY = 0.2  # seconds: the reader of a pipe sees results soon
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether a path, such as /dev/stdout, is where stdout goes."""
+    """Whether a path, such as - or /dev/stdout, is where stdout goes."""
+    if str(path) == "-":
+        return True
     try:
         return os.path.samestat(os.fstat(1), path.stat())
     except OSError:

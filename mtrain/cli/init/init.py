@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from mtrain.cli.console import terminal
-from mtrain.cli.console.output import open_output, print_to_stdout, require_writable
+from mtrain.cli.console.output import is_stdout, open_output, print_to_stdout, require_writable
 from mtrain.errors import UsageError
 from mtrain.paths import path_of
 
@@ -218,5 +218,7 @@ def _write(new: "NewConfig", file: Path) -> None:
     validate(Config, parse_yaml(text), str(file))
     with open_output(file) as config:
         config.write(text)
+    if is_stdout(file):
+        return
     print_to_stdout(file)
     terminal.suggest("next", f"mtrain check {new.file}", f"mtrain fit {new.file}")

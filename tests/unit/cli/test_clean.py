@@ -37,6 +37,17 @@ def write(path, text):
     return str(path)
 
 
+def test_a_dash_is_stdout(clean, mtrain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clean({"tsv": write(tmp_path / "t.tsv", "a\tb\n")})
+    code, out, _ = mtrain("clean", tmp_path / "c.yaml", "-o", "-")
+    assert (code, out) == (0, "a\tb\n")
+    files = [write(tmp_path / f"x.{side}", "a house\n" * 9) for side in ("en", "de")]
+    code, out, _ = mtrain("init", *files, "-o", "-")
+    assert code == 0 and yaml.safe_load(out)["data"]["source_lang"] == "en"
+    assert not (tmp_path / "-").exists()
+
+
 def test_all_pairs_are_in_one_of_two_files(clean, tmp_path):
     text = "a\tb\tx\ty\r\nTom\ttom\n a\tc\nd e f g h\ti\nj\tk\n\tl\na\tm\n"
     train = {"tsv": write(tmp_path / "t.tsv", text)}
