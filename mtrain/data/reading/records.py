@@ -14,6 +14,7 @@ from mtrain.data import Pair
 from mtrain.errors import DataError
 
 Column = int | str  # a column of TSV, from 0, or a field of JSONL and tables
+_SETTING = "which data.filters.min_score names"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _QUOTED = r'"([^"]*+(?:""[^"]*+)*+)"'  # quotes in it are doubled
 _FIELD = re.compile(rf'(?:{_QUOTED}|([^"\t]*+))(?:\t|\Z)')
@@ -48,12 +49,16 @@ def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, score: Column | None) 
     if isinstance(corpus, TsvCorpus):
         columns = split_quoted(item) if corpus.quotes else item.split("\t")
         column = score if isinstance(score, int) else 0
-        needed = max(corpus.source_column, corpus.target_column, column) + 1
+        needed = max(corpus.source_column, corpus.target_column) + 1
         if len(columns) < needed:
             hint = "; separate them by tabs" if len(columns) == 1 and ("," in item or ";" in item) else ""
             raise DataError(f"{len(columns)} column(s); at least {needed} expected{hint}")
         pair = Pair(columns[corpus.source_column], columns[corpus.target_column])
-        return pair if score is None else ScoredPair(*pair, _to_score(columns[column], f"column {column}"))
+        if score is None:
+            return pair
+        if len(columns) <= column:
+            raise DataError(f"{len(columns)} column(s); no column {column} (from 0), {_SETTING}")
+        return ScoredPair(*pair, _to_score(columns[column], f"column {column}"))
     if isinstance(item, str):
         if not item.strip():
             raise DataError("a blank line, not JSON")
@@ -71,7 +76,7 @@ def _to_score(value: Any, place: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{place} is not a number: {str(value)[:40]!r}") from None
+        raise DataError(f"{place}, {_SETTING}, is not a number: {str(value)[:40]!r}") from None
 
 
 def _text_of(record: Any, field: str) -> str:

@@ -125,11 +125,23 @@ def test_scores_that_are_no_numbers_are_unreadable(tmp_path, tokenizer, caplog):
     (tmp_path / "scored.tsv").write_text("\n".join([*lines, "a\tb"]) + "\n", encoding="utf-8")
     filters = {"min_score": {"column": 2, "value": 0.5}}
     data = config(tmp_path, {"tsv": str(tmp_path / "scored.tsv")}, filters=filters)
-    with pytest.raises(DataError, match=r"scored\.tsv:2: column 2 is not a number: 'x'; fix it, or set"):
+    with pytest.raises(
+        DataError,
+        match=r"tsv:2: column 2, which data\.filters\.min_score names, is not a number: 'x'; fix it, or set",
+    ):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     data = data.model_copy(update={"bad_lines": "skip"})
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     assert text_of(prepared, tokenizer) == TOY[:1] and "(dropped: 2 bad, 2 min_score)" in caplog.text
+
+
+def test_a_missing_column_of_scores_is_named_by_its_setting(tmp_path, tokenizer):
+    (tmp_path / "x.tsv").write_text("a\tb\n", encoding="utf-8")
+    filters = {"min_score": {"column": 7, "value": 0.5}}
+    data = config(tmp_path, {"tsv": str(tmp_path / "x.tsv")}, filters=filters)
+    message = r"2 column\(s\); no column 7 \(from 0\), which data\.filters\.min_score names"
+    with pytest.raises(DataError, match=message):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -153,7 +165,9 @@ def test_scores_in_fields(tmp_path, tokenizer, kind):
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     assert text_of(prepared, tokenizer) == [TOY[0], TOY[2]]
     fill(None)
-    with pytest.raises(DataError, match=r"field 'meta\.score' is not a number: 'None'"):
+    with pytest.raises(
+        DataError, match=r"field 'meta\.score', which data\.filters\.min_score names, is not a number: 'None'"
+    ):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1)
 
 
