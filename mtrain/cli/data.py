@@ -66,7 +66,7 @@ def check(
         require_metrics(loaded)
     except UsageError as error:
         log.warning("mtrain fit will need a package: %s", error)
-    require_usable(findings)
+    require_usable(findings, loaded.data)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
+from mtrain.errors import UsageError
 from mtrain.planning import cost
 from mtrain.planning.cost import FP32, Shape, TrainingDevice
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, UTILIZATION
@@ -95,6 +96,9 @@ class Estimator:
         self.micro_batch_tokens = self._choose_micro_batch_tokens()
         self.plan = lengths.plan(self.training.batch_tokens, self.micro_batch_tokens, devices, device.workers)
         self.shapes = self._shapes()
+        if not self.shapes:
+            cure = "give fewer devices, or raise training.batch_tokens"
+            raise UsageError(f"no step has as many pairs as there are devices ({devices}); {cure}")
 
     def _choose_micro_batch_tokens(self) -> int:
         """Choose as training does, but with formulas instead of measured activations."""

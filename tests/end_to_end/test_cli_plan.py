@@ -109,6 +109,23 @@ def test_a_run_that_trains_nothing_is_an_error(mtrain, config_file):
     assert failed[0] == 2 and message in one_line(failed[2])
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "code", "message"),
+    [
+        ("--devices", 100_000, 2, "no step has as many pairs as there are devices (100000); give fewer"),
+        (
+            "--set",
+            "data.validation={holdout: 1000}",
+            3,
+            "data.validation.holdout takes all of them; lower it",
+        ),
+    ],
+)
+def test_a_run_without_pairs_for_a_device_is_an_error(mtrain, config_file, option, value, code, message):
+    failed = mtrain("plan", config_file, "--hardware", "h100", option, value)
+    assert failed[0] == code and message in one_line(failed[2])
+
+
 def test_a_run_that_starts_from_another_has_its_sizes_and_tokenizer(plan, config_file, run_dir):
     raw = yaml.safe_load(config_file.read_text())
     del raw["model"], raw["tokenizer"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings, count_tag_ids, segment
@@ -244,16 +245,26 @@ def _lines_of_set(findings: Findings, name: str) -> Iterator[str]:
         yield f"  unreadable: {counts.bad - len(places):,} more"
 
 
-def require_usable(findings: Findings) -> None:
-    """Raise DataError if no pair of a set can be read, or no training pair can be used."""
+def require_usable(findings: Findings, data: DataConfig) -> None:
+    """Raise DataError if no pair of a set can be used."""
     for name, counts in findings.sets.items():
         places = findings.unreadable.get(name)
         if places and not counts.usable:
             raise DataError(f"no pair of {name} can be used; the first that cannot be read: {places[0]}")
+        if name != "train" and not counts.usable:
+            raise DataError(f"no pair of {name} can be used; {counts.empty:,} are empty")
     if not findings.sets["train"].usable:
         counts, rejected = findings.sets["train"], sum(findings.rejected.values())
         reasons = f"{counts.empty:,} are empty, and data.filters rejects {rejected:,}"
         raise DataError(f"no training pair can be used; {reasons}")
+    if isinstance(data.validation, Holdout):
+        require_rest(findings.sets["train"].usable - findings.sets["validation"].usable)
+
+
+def require_rest(pairs: int) -> None:
+    """Raise DataError if no training `pairs` are left beside those that are held out."""
+    if pairs <= 0:
+        raise DataError("no training pair is left: data.validation.holdout takes all of them; lower it")
 
 
 def _count(warnings: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from mtrain.data import Pair, are_too_long
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.windows import require_pairs
 from mtrain.data.prepare import PreparedData
+from mtrain.data.preparing.check_report import require_rest
 from mtrain.data.reading.blocks import good_pairs
 from mtrain.data.scanning.check import count_tag_ids
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -77,6 +78,8 @@ class TrainingLengths:
         sides = 2 if config.data.has_several_directions else 1
         hidden = {side for pair in held_out for side in pair[:sides]}
         sample = [pair for pair in drawn if hidden.isdisjoint(pair[:sides])]
+        if drawn:
+            require_rest(len(sample))
         # Duplicates are still in the text.
         pairs = round(max(scanner.result.usable_pairs, len(text)) * len(sample) / max(1, len(drawn)))
         source, target = _token_counts(sample, tokenizer)

@@ -183,6 +183,12 @@ def test_fit_logs_the_places_of_the_pairs_that_it_skips(corpora, caplog, tmp_pat
             {"tsv": "empty.tsv"},
             "no training pair can be used; 1 are empty, and data.filters rejects 0",
         ),
+        ("validation", {"tsv": "empty.tsv"}, "no pair of validation can be used; 1 are empty"),
+        (
+            "validation",
+            {"holdout": 1000},
+            "no training pair is left: data.validation.holdout takes all of them; lower it",
+        ),
         (
             "validation",
             {"tsv": "f.jsonl"},
