@@ -83,7 +83,9 @@ def read_run(folder: Path, name: str) -> RunRecords:
     lines = list(read_metrics(folder))
     curves = read_curves(lines)
     if not curves:
-        raise UsageError(f"{folder}/metrics.jsonl: has no steps yet; train the run first")
+        raise UsageError(
+            f"{folder}/metrics.jsonl: has no steps yet; train the run first, or set training.log_every lower"
+        )
     samples, best = _read_samples(folder / "samples.jsonl"), _read_best(folder / "best_validation.json")
     data = Path(str(config_section(config, "data").get("folder") or folder / "data"))
     findings = read_findings(data)

@@ -27,6 +27,7 @@ from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import DECODER_KEYS, Architecture
 from mtrain.config.sections.tokenizer import TokenizerConfig
+from mtrain.config.sections.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -127,12 +128,24 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
     elif config.tokenizer.path is not None:
         inherited["tokenizer"] = values["tokenizer"]
     if config.model.preset == "auto":
+        _require_end(config.training, saved.training)
         for section, key in (name.split(".") for name in AUTOMATIC):
             inherited.setdefault(section, {})[key] = values[section][key]
         if config.training.max_minutes is None:
             inherited["training"]["planned_steps"] = None
         inherited["training"]["max_steps"] = _planned_steps(config, saved)
     return inherited
+
+
+def _require_end(training: TrainingConfig, before: TrainingConfig) -> None:
+    """Raise UsageError if a run gets another kind of limit in place of the steps at which its schedule ends.
+    If it had `max_minutes`, these steps were planned."""
+    ends = {name: getattr(before, name) for name in ("max_steps", "max_epochs") if getattr(before, name)}
+    if not ends or before.max_minutes or training.max_steps or training.max_epochs:
+        return
+    if training.max_minutes or training.patience not in (None, before.patience):
+        began = " and ".join(f"{name} {value:,}" for name, value in ends.items())
+        raise UsageError(f"training: the run began with {began}; give max_steps or max_epochs, too")
 
 
 def _planned_steps(config: Config, saved: Config) -> int | None:

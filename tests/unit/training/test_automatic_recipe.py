@@ -158,6 +158,22 @@ def test_a_run_that_begins_anew_forgets_what_was_chosen_before(make_config, tmp_
     assert not file.exists()
 
 
+@pytest.mark.parametrize("limit", [{"max_minutes": 0.3}, {"patience": 3}])
+@pytest.mark.parametrize("end", [{"max_steps": 2}, {"max_epochs": 2}])
+def test_a_run_keeps_a_limit_at_which_its_schedule_ends(make_config, end, limit):
+    fit(automatic(make_config(), **end), device="cpu")
+    [(name, value)] = end.items()
+    message = f"the run began with {name} {value}; give max_steps or max_epochs, too"
+    with pytest.raises(UsageError, match=message):
+        fit(automatic(make_config(), **limit), device="cpu")
+
+
+def test_the_last_step_is_logged(make_config, tmp_path):
+    """Also in a run that is shorter than `log_every`, so that it has a report."""
+    fit(make_config(training={"max_steps": 3, "log_every": 50}), device="cpu")
+    assert [line["step"] for line in read_metrics(tmp_path / "run") if "loss" in line] == [3]
+
+
 def test_a_run_without_any_limit_ends_when_validation_stops_improving(
     make_config, tmp_path, scripted_scores, short_timing
 ):
