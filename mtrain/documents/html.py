@@ -16,7 +16,14 @@ _NAMES = """
     samp small span strike strong sub sup time tt u var wbr
 """
 _INLINE = frozenset(_NAMES.split())
-_VOID = ("img", "wbr")  # inline elements without an end tag
+# Elements without an end tag.
+_VOID_NAMES = "area base br col embed hr img input link meta source track wbr"
+_VOID = frozenset(_VOID_NAMES.split())
+# Elements whose content is not translated, by their names or attributes.
+_KEPT_NAMES = ("code", "kbd", "samp", "var")
+_KEPT = re.compile(
+    r"\btranslate\s*=\s*[\"']?no\b|\bclass\s*=\s*(?:[\"'][^\"']*)?\bnotranslate\b", re.IGNORECASE
+)
 _DEEPEST = 50  # elements in each other; tags that are deeper count as single ones
 # As in browsers, comments, scripts, tags and quotes that do not end extend to the end of the document. No
 # alternative fails after it has read far, so the time is linear, unlike that of `html.parser`.
@@ -41,6 +48,8 @@ class _Element:
     begin: int = 0  # in the text without markup
     end: int = sys.maxsize  # also of an element that is not closed
     close: str = ""
+    begin_raw: int = 0  # of its content in `raw` of the text
+    inner: tuple[int, int] | None = None  # where the content is in `raw` of the text, if it is kept as it is
     children: list["_Element"] = field(default_factory=list)
 
 
@@ -52,6 +61,15 @@ class _Text(_Element):
     raw: str = ""  # with markup
     keeps_spaces: bool = False  # in <pre>
 
+    def has_words(self) -> bool:
+        """Whether anything in the text is to be translated."""
+        rest, elements = list(self.text), [*self.children]
+        for element in elements:
+            elements += element.children
+            if element.inner:
+                rest[element.begin : element.end] = " " * (element.end - element.begin)
+        return bool("".join(rest).strip())
+
 
 class Html:
     """HTML whose `texts` are to be translated. What is between them is kept as it is."""
@@ -59,10 +77,16 @@ class Html:
     def __init__(self, source: str):
         self._parts: list[str | _Text] = []
         self._open: list[_Element] = []  # the last text, and the open elements in it
-        preformatted = 0  # number of open <pre>
+        preformatted = kept = 0  # numbers of open <pre>, and of open elements in one that is kept
+        kept_name = ""
         for token in _TOKEN.finditer(source):
             name, raw = (token["name"] or "").lower(), token[0]
-            if token["kept"] or (name and name not in _INLINE):
+            if kept or (name and name not in _INLINE | _VOID and not token["end"] and _KEPT.search(raw)):
+                kept_name = kept_name if kept else name
+                kept += (name == kept_name) * (-1 if token["end"] else 1)
+                self._parts.append(raw)
+                self._open = []
+            elif token["kept"] or (name and name not in _INLINE):
                 preformatted = max(0, preformatted + (name == "pre") * (-1 if token["end"] else 1))
                 self._parts.append(raw)
                 self._open = []
@@ -72,7 +96,7 @@ class Html:
                     "text" if token["text"] else "single" if is_single else "end" if token["end"] else "start"
                 )
                 self._add(kind, name, raw, preformatted > 0)
-        self._texts = [part for part in self._parts if isinstance(part, _Text) and part.text.strip()]
+        self._texts = [part for part in self._parts if isinstance(part, _Text) and part.has_words()]
 
     @property
     def texts(self) -> list[str]:
@@ -99,9 +123,11 @@ class Html:
             while (element := self._open.pop()).name != name:
                 element.end = len(text.text)
             element.end, element.close = len(text.text), raw
+            if name in _KEPT_NAMES or _KEPT.search(element.start):
+                element.inner = element.begin_raw, len(text.raw) - len(raw)
         else:
             begin, opens = len(text.text), kind == "start" and len(self._open) < _DEEPEST
-            element = _Element(name, raw, begin, sys.maxsize if opens else begin)
+            element = _Element(name, raw, begin, sys.maxsize if opens else begin, begin_raw=len(text.raw))
             self._open[-1].children.append(element)
             self._open += [element] * opens
 
@@ -124,7 +150,7 @@ class _Placement:
     words that are aligned with its source words; unaligned words may lie within the run."""
 
     def __init__(self, text: _Text, translation: str, alignment: Alignment):
-        self._text, self._translation = text.text, translation
+        self._text, self._raw, self._translation = text.text, text.raw, translation
         source, self._target = word_spans(text.text), word_spans(translation)
         self._begins, self._ends = ([span[side] for span in source] for side in (0, 1))
         self._aligned: dict[int, list[int]] = defaultdict(list)  # target words of each source word
@@ -153,7 +179,12 @@ class _Placement:
             html += escape(self._translation[done:first], quote=False)
             before, after = self._text[: element.begin][-1:], self._text[element.begin :][:1]
             html += " " * (first == last == end and before == " " and html[-1:] not in ("", " "))
-            html += element.start + self._content(element, first, last) + element.close
+            content = self._content(element, first, last)
+            html += (
+                element.start
+                + (self._raw[slice(*element.inner)] if element.inner else content)
+                + element.close
+            )
             is_single = first == last < end and element.begin == element.end
             html += " " * (is_single and after == " " and self._translation[last] != " ")
             done = max(done, last)

@@ -21,6 +21,22 @@ def reversed_words(text):
     return " ".join(words[::-1]), tuple((i, len(words) - 1 - i) for i in range(len(words)))
 
 
+@pytest.mark.parametrize(
+    ("kept", "text"),
+    [
+        ("<code>git <b>commit</b> -m</code>", "git commit -m"),
+        ('<span translate="no">two</span>', "two"),
+        ("<i class=notranslate>a &amp; b</i>", "a & b"),
+    ],
+)
+def test_what_is_not_to_be_translated_is_kept(kept, text):
+    document = Html(f"<p>Run {kept} now</p>")
+    assert document.texts == [f"Run {text} now"]
+    words = count_words(text)
+    translation = " ".join(["Now", *["x"] * words, "run"]), tuple((i, i) for i in range(1, words + 1))
+    assert document.with_translations([translation]) == f"<p>Now {kept} run</p>"
+
+
 def translated(html, translate):
     document = Html(html)
     return document.with_translations([translate(text) for text in document.texts])
@@ -34,6 +50,10 @@ def translated(html, translate):
         ("<p>one\n   line &amp; more</p>", ["one line & more"]),
         ("<pre>two\n  lines</pre>", ["two\n  lines"]),
         ("<script>if (a < b) f('<p>no</p>')</script><style>p{}</style>yes", ["yes"]),
+        ("<pre><code>no\n</code></pre><p><kbd>no</kbd> <b><var>no</var></b></p>x", ["x"]),
+        ("<div class='a notranslate'><div>no</div> no</div><p>yes</p>", ["yes"]),
+        ("<br translate=no>yes<p translate=no>no</p>yes", ["yes", "yes"]),
+        ("<section translate='no'>no <p>no", []),
         ("<!-- no --><textarea>no</textarea> <a><img alt=no></a>", []),
         ("", []),
         ("plain", ["plain"]),
