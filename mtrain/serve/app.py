@@ -1,11 +1,11 @@
 """The server as an ASGI application, with the routes of LibreTranslate's API."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -31,39 +31,81 @@ from mtrain.tokenizer.tokenizer import valid_text
 from mtrain.web.page import translator_page
 
 _MOST_ALTERNATIVES = 20
+_SHORT = 40  # characters of a text whose language cannot be told alone
 
 
 async def _translate(server: Server, request: Request) -> Response:
     fields = await server.fields(request)
-    q, format_ = fields.get("q"), fields.get("format", "text")
+    q, wanted = fields.get("q"), _Wanted.of(fields)
     texts = require_texts(q if isinstance(q, list) else [q], server.char_limit)
     source, target = text_of(fields, "source", "auto"), text_of(fields, "target")
-    wanted = str(fields.get("alternatives") or 0)
-    if not (wanted.isdecimal() and len(wanted) < 4) or format_ not in ("text", "html"):
-        raise HTTPException(400, "Invalid request: alternatives must be a number, format text or html")
     answers: list[dict[str, Any]] = [{} for _ in texts]
+    sources = [source] * len(texts)
     if source == "auto":
-        detected, *_ = await server.detect(texts, target)
-        answers, source = [{"detectedLanguage": detected} for _ in texts], detected["language"]
-    translator = server.models.find(source, target)
-    n_best = 1 + min(int(wanted), _MOST_ALTERNATIVES, translator.decoding.hypotheses - 1)
-    aligned = format_ == "html" or str(fields.get("alignments", "")).lower() in ("1", "true")
-    documents = await run_in_threadpool(lambda: [Html(text) for text in texts]) if format_ == "html" else []
-    given = [text for document in documents for text in document.texts] if documents else texts
-    translations = await server.translate(request, translator, given, n_best, aligned)
-    ranked = [[one.text for one in best.n_best or (best,)] for best in translations]
-    if documents:
-        ranked = await run_in_threadpool(_put_back, documents, translations)
-    elif aligned:
-        for answer, text, best in zip(answers, texts, translations, strict=True):
-            answer["alignments"] = _aligned_spans(text, best)
-    for answer, (first, *others) in zip(answers, ranked, strict=True):
-        answer["translatedText"] = first
-        if int(wanted):
-            answer["alternatives"] = [text for text in dict.fromkeys(others) if text != first]
+        detected = await _detect_each(server, texts, target)
+        answers = [{"detectedLanguage": each} for each in detected]
+        sources = [each["language"] for each in detected]
+    for language in dict.fromkeys(sources):
+        own = [i for i, each in enumerate(sources) if each == language]
+        found = await _answers(server, request, [texts[i] for i in own], language, target, wanted)
+        for i, answer in zip(own, found, strict=True):
+            answers[i] |= answer
     if isinstance(q, list):
         return JSONResponse({key: [answer[key] for answer in answers] for key in answers[0]})
     return JSONResponse(answers[0])
+
+
+async def _detect_each(server: Server, texts: Sequence[str], target: str) -> list[dict[str, Any]]:
+    """The language of each text. A short text tells little, so all short ones together tell theirs."""
+    short = [text for text in texts if len(text) <= _SHORT]
+    of_short = await server.detect(short, target) if short else []
+    found = [of_short if len(each) <= _SHORT else await server.detect([each], target) for each in texts]
+    return [languages[0] for languages in found]
+
+
+class _Wanted(NamedTuple):
+    """What a client wants to know of each text."""
+
+    html: bool
+    alternatives: int
+    alignments: bool
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "_Wanted":
+        """What the fields of a request say. Raises HTTPException."""
+        format_, alternatives = fields.get("format") or "text", str(fields.get("alternatives") or 0)
+        if not (alternatives.isdecimal() and len(alternatives) < 4):
+            raise HTTPException(400, "Invalid request: alternatives must be a number")
+        if format_ not in ("text", "html"):
+            raise HTTPException(400, "Invalid request: format must be text or html")
+        aligned = str(fields.get("alignments")).lower() in ("1", "true")
+        return cls(format_ == "html", int(alternatives), aligned and format_ == "text")
+
+
+async def _answers(
+    server: Server, request: Request, texts: Sequence[str], source: str, target: str, wanted: _Wanted
+) -> list[dict[str, Any]]:
+    """The answers for texts in a language; texts in the target language are not changed."""
+    if server.models.is_same(source, target):
+        asked = {"alternatives": wanted.alternatives, "alignments": wanted.alignments}
+        return [{"translatedText": text, **{key: [] for key in asked if asked[key]}} for text in texts]
+    translator = server.models.find(source, target)
+    n_best = 1 + min(wanted.alternatives, _MOST_ALTERNATIVES, translator.decoding.hypotheses - 1)
+    documents = await run_in_threadpool(lambda: [Html(text) for text in texts]) if wanted.html else []
+    given = [text for document in documents for text in document.texts] if wanted.html else texts
+    aligned = wanted.html or wanted.alignments
+    translations = await server.translate(request, translator, given, n_best, aligned)
+    ranked = [[one.text for one in best.n_best or (best,)] for best in translations]
+    if wanted.html:
+        ranked = await run_in_threadpool(_put_back, documents, translations)
+    answers: list[dict[str, Any]] = []
+    for i, (first, *others) in enumerate(ranked):
+        answers.append({"translatedText": first})
+        if wanted.alternatives:
+            answers[-1]["alternatives"] = [text for text in dict.fromkeys(others) if text != first]
+        if wanted.alignments:
+            answers[-1]["alignments"] = _aligned_spans(texts[i], translations[i])
+    return answers
 
 
 def _put_back(documents: Sequence[Html], translations: Sequence[Translation]) -> list[list[str]]:
@@ -112,8 +154,9 @@ async def _translate_file(server: Server, request: Request) -> Response:
         raise HTTPException(400, "Invalid request: the file is not valid UTF-8") from None
     if source == "auto":
         source = (await server.detect(texts, target))[0]["language"]
-    [translation] = await server.translate(request, server.models.find(source, target), texts)
-    url = request.url_for("/download_file/{name}", name=server.keep_file(translation.text))
+    wanted = _Wanted(html=False, alternatives=0, alignments=False)
+    [answer] = await _answers(server, request, texts, source, target, wanted)
+    url = request.url_for("/download_file/{name}", name=server.keep_file(answer["translatedText"]))
     return JSONResponse({"translatedFileUrl": str(url)})
 
 

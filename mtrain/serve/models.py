@@ -13,6 +13,7 @@ from mtrain.data.text.identify_language import EXTRA, detect_languages
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 
+_ALMOST_CERTAIN = 0.9  # probability of a language
 _MOST_TRANSLATORS = 1024  # directions of a multilingual model that are kept ready
 
 
@@ -46,7 +47,9 @@ class ServedModel:
         """The translator for a direction, by clients' codes."""
         own = self.translator.own_direction
         codes = self.sources[source], self.targets[target]
-        return self.translator if codes == tuple(own) else self.translator.between(*codes)
+        # A translator whose target has not been chosen follows a tag in the text.
+        is_chosen = codes == tuple(own) and self.translator.language_tags not in ("target", "both")
+        return self.translator if is_chosen else self.translator.between(*codes)
 
 
 def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
@@ -109,17 +112,27 @@ class Models:
         model = next(model for model in self.served if model.translates(source, target))
         return model.between(source, target)
 
+    def is_same(self, source: str, target: str) -> bool:
+        """Whether two codes name the same language of a model."""
+        source, target = (find_language(code) or code for code in (source, target))
+        return source == target and source in self.codes
+
     def detect(self, text: str, target: str | None = None) -> list[dict[str, Any]]:
         """The languages that a text may be in, the most probable one first, with a confidence from 0 to 100:
-        of all languages, or of those that can be translated into `target`. Raises UsageError if the language
-        cannot be identified."""
-        known = self.codes
+        of all languages or, with a `target`, of those that can be translated into it, unless the text is
+        almost certainly in `target` already. Raises UsageError if the language cannot be identified."""
+        codes = {base_language(code): code for code in self.codes}
+        found = detect_languages(text, codes)
         if target is not None:
-            into = [code for code in self.codes if base_language(code) == base_language(target)]
-            pairs = product(self.sources, into)
-            known = [s for s, t in pairs if any(model.translates(s, t) for model in self.served)]
-        codes = {base_language(code): code for code in known}
-        if not (found := detect_languages(text, codes)):
+            base = base_language(find_language(target) or target)
+            into = [code for code in self.codes if base_language(code) == base]
+            known = [s for s in self.sources if any(m.translates(s, t) for m in self.served for t in into)]
+            if not known:
+                raise UsageError(f"no model translates into {target}")
+            sources = {base_language(code): code for code in known}
+            if base in sources or not found or found[0][0] != base or found[0][1] < _ALMOST_CERTAIN:
+                found, codes = detect_languages(text, sources), sources
+        if not found:
             raise UsageError(f"the language cannot be identified; name it, or install py3langid: {EXTRA}")
         return [{"language": codes[code], "confidence": round(100 * each, 1)} for code, each in found[:5]]
 

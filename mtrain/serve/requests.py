@@ -23,12 +23,16 @@ _FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
 async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     """The fields of a request, from its query and its body: JSON or a form. Raises HTTPException if it is
     neither, too slow, or larger than `char_limit` characters can be."""
-    limit, size = _BYTES_PER_CHARACTER * char_limit + 65536, request.headers.get("content-length", "")
-    if not size.isdecimal() or "transfer-encoding" in request.headers:  # which takes precedence
+    limit, headers = _BYTES_PER_CHARACTER * char_limit + 65536, request.headers
+    if not {"content-length", "transfer-encoding"} & {*headers.keys()}:
+        await request.body()  # which is empty; what is received next is the end of the connection
+        return dict(request.query_params)
+    size = headers.get("content-length", "")
+    if not size.isdecimal() or "transfer-encoding" in headers:  # which takes precedence
         raise HTTPException(411, "the request must have a Content-Length, and no Transfer-Encoding")
     if len(size) > 15 or int(size) > limit:
         raise HTTPException(413, f"the request has more than {limit} bytes")
-    kind, options = parse_options_header(request.headers.get("content-type"))
+    kind, options = parse_options_header(headers.get("content-type"))
     if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # decoding Punycode is slow
         raise HTTPException(415, "the request must be in UTF-8")
     try:

@@ -83,6 +83,32 @@ def test_alignments_are_positions_of_words(client):
         assert target[start:stop] in target.split()
 
 
+def test_text_in_the_target_language_is_not_changed(client):
+    fields = {"source": "de", "target": "de", "alternatives": 1, "alignments": True}
+    answer = client.post("/translate", json={**fields, "q": ["Es  regnet.", "x"]}).json()
+    assert answer == {
+        "translatedText": ["Es  regnet.", "x"],
+        "alternatives": [[], []],
+        "alignments": [[], []],
+    }
+
+
+def test_each_text_has_its_own_language(client):
+    pytest.importorskip("py3langid")
+    texts = ["Der Hund läuft heute mit den Kindern durch den großen Park.", "A cat sleeps."]
+    answer = client.post("/translate", json={"q": texts, "source": "auto", "target": "de"}).json()
+    assert [each["language"] for each in answer["detectedLanguage"]] == ["de", "en"]
+    assert answer["translatedText"] == [texts[0], "Eine Katze schläft."]
+
+
+def test_fields_may_be_null_and_the_body_may_be_missing(client):
+    answer = client.post("/translate", json={**TRANSLATE, "q": "A cat sleeps.", "format": None})
+    assert answer.json()["translatedText"] == "Eine Katze schläft."
+    request = client.build_request("POST", "/translate", params={**TRANSLATE, "q": "A cat sleeps."})
+    del request.headers["Content-Length"]
+    assert client.send(request).json() == {"translatedText": "Eine Katze schläft."}
+
+
 def test_forms_may_refuse_alignments(client):
     for value in ("false", "true"):
         answer = client.post("/translate", data={**TRANSLATE, "q": "It rains.", "alignments": value}).json()
@@ -128,7 +154,7 @@ def test_a_file_is_translated_and_kept_for_an_hour(client, monkeypatch):
         ({"q": "x", "source": "en", "target": "fr"}, "language fr: the model has no such language"),
         ({"q": "x", "source": "\ud800", "target": "de"}, "language \ufffd"),
         ({"q": "x", **TRANSLATE, "alternatives": "many"}, "alternatives must be a number"),
-        ({"q": "x", **TRANSLATE, "format": "pdf"}, "format text or html"),
+        ({"q": "x", **TRANSLATE, "format": "pdf"}, "format must be text or html"),
     ],
 )
 def test_wrong_fields_are_named(client, fields, message):

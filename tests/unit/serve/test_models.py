@@ -93,8 +93,24 @@ def test_the_source_language_is_detected_among_those_that_can_be_translated():
     assert (first["language"], [each["language"] for each in others]) == ("fr", ["en"])
     assert {each["language"] for each in models.detect(text)} == {"en", "de", "fr", "es"}
     assert models.detect(text, "en")[0]["language"] in ("de", "es")
-    with pytest.raises(UsageError, match="cannot be identified"):
+    with pytest.raises(UsageError, match="no model translates into ja"):
         models.detect(text, "ja")
+
+
+def test_a_text_in_the_target_language_is_recognized():
+    pytest.importorskip("py3langid")
+    models = Models([model("a", "en", "fr"), model("b", "de", "fr")])
+    [found] = models.detect("Le chien noir court dans le parc avec les enfants.", "FR")[:1]
+    assert found["language"] == "fr" and found["confidence"] > 90
+    assert models.detect("Tom", "fr")[0]["language"] in ("en", "de")  # not certain
+    assert models.is_same("French", "fr") and not models.is_same("en", "fr")
+    assert not models.is_same("xx", "xx")
+
+
+def test_a_tag_in_the_text_does_not_choose_the_target():
+    tags = ["<2de>", "<2fr>"]
+    models = Models([model("many", "en", "fr", "target", tags)])
+    assert codes_of(models, "en", "fr") == ("en", "fr")  # a translator whose target is chosen
 
 
 def test_without_language_identification_a_single_source_is_known(monkeypatch):
