@@ -1,6 +1,8 @@
 """`mtrain serve`."""
 
 import logging
+import os
+import re
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +56,7 @@ def serve(
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise UsageError(f"mtrain serve needs {', '.join(missing)}; run `pip install 'mtrain[serve]'`")
     keys = [] if api_keys is None else _read_keys(api_keys)
+    origins = [_origin(each) for each in cors or ()]
     settings = ["decoding.split=sentences", *options.overrides(set_)]  # clients send paragraphs
     import uvicorn
 
@@ -62,20 +65,36 @@ def serve(
     from mtrain.serve.requests import digest_of
     from mtrain.serve.server import Server
 
-    loaded = ((path, load_translator(path, device, settings, engine=engine)) for path in models)
-    catalog = Models([ServedModel.of(path, translator) for path, translator in loaded])
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
+    with _listen(host, port) as listener:
+        loaded = ((path, load_translator(path, device, settings, engine=engine)) for path in models)
+        catalog = Models([ServedModel.of(path, translator) for path, translator in loaded])
         # Connections inherit it. Otherwise, a body waits for the acknowledgment of its headers, up to 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client
-        names = [*_LOOPBACK, "[::1]", *(_host_of(each) for each in cors or () if "*" not in each[1:])]
+        names = [*_LOOPBACK, "[::1]", *map(_host_of, origins)]
         hosts = names if host in _LOOPBACK and not keys else ["*"]  # see `_host_of`
-        app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys], cors or (), hosts))
+        app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys], origins, hosts))
         shown = f"[{host}]" if ":" in host else host
         log.info("serving %s at http://%s:%d", catalog.names, shown, listener.getsockname()[1])
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none")
         uvicorn.Server(config).run([listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address. Raises UsageError if it cannot."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error
+        raise UsageError(f"--host {host} --port {port}: {reason}; give another one") from None
+
+
+def _origin(text: str) -> str:
+    """An origin as browsers send it, or `*`. Raises UsageError if the text is not one."""
+    origin = text.rstrip("/").lower()
+    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z\d+.-]*://[^/*]+", origin):
+        raise UsageError(f"--cors {text}: not an origin; give one such as https://example.org, or *")
+    return origin
 
 
 def _host_of(origin: str) -> str:

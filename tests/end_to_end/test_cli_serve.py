@@ -32,6 +32,7 @@ KNOWN = dict(PAIRS)
         (["--api-keys", "missing.txt"], 3, "missing.txt: no such file"),
         (["--engine", "marian"], 2, "engine"),
         (["--port", "70000"], 2, "port"),
+        (["--cors", "page.example"], 2, "--cors page.example: not an origin; give one such as https://"),
         (["--set", "decoding.samples=2", "--engine", "ctranslate2"], 2, "use --engine mtrain"),
     ],
 )
@@ -55,8 +56,8 @@ def test_a_file_without_keys_and_a_taken_port_are_errors(mtrain, run_dir, tmp_pa
     assert "no API keys" in one_line(err)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, _, err = mtrain("serve", run_dir, "--device", "cpu", "--port", taken.getsockname()[1])
-    assert code == 6
-    assert "in use" in one_line(err)
+    assert code == 2
+    assert "Address already in use; give another one" in one_line(err)
 
 
 @pytest.fixture
