@@ -56,6 +56,11 @@ def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
         raise StorageError(f"{path}: cannot write: a folder, not a file")
     if is_stream(path):
         return
+    # A file would be replaced, so its own permissions do not matter to the system, but to its owner.
+    if not os.access(path.resolve().parent, os.W_OK | os.X_OK) or (
+        path.exists() and not os.access(path, os.W_OK)
+    ):
+        raise StorageError(f"{path}: cannot write: no permission")
     read = [file.stat() for file in inputs if file is not None and str(file) != "-"]
     with suppress(OSError):  # stdin may be closed
         read.append(os.fstat(0))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli.console.output import open_output, shown_on, write_lines
+from mtrain.cli.console.output import open_output, require_writable, shown_on, write_lines
 from mtrain.cli.console.terminal import start_logging
 from mtrain.errors import StorageError
 from tests.support.faults.processes import run_in_child
@@ -56,6 +56,18 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, name):
         out.write("new\n")
         raise KeyboardInterrupt
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "old")]
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o444])
+def test_files_and_folders_that_may_not_be_written_are_refused_at_once(tmp_path, monkeypatch, mode):
+    """Also a file that could be replaced, because its folder may be written."""
+    file = tmp_path / "out.txt"
+    file.write_text("mine")
+    refused = tmp_path if mode == 0o555 else file
+    allowed = os.access  # the superuser may write everything
+    monkeypatch.setattr(os, "access", lambda path, mode: path != refused and allowed(path, mode))
+    with pytest.raises(StorageError, match=r"out\.txt: cannot write: no permission"):
+        require_writable(file, [])
 
 
 def test_a_link_to_a_file_stays_a_link(tmp_path):
