@@ -24,7 +24,7 @@ from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import log_changes
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
-from mtrain.training.step.learning_rate import r_drop_weight, trains_encoder
+from mtrain.training.step.learning_rate import encoder_share, r_drop_weight
 from mtrain.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     number = state.step + 1
     trainer.ranks.seed_step(trainer.config.seed, number)
     trainer.learner.r_drop = r_drop_weight(number, trainer.config.training)
-    trainer.learner.train_encoder(trains_encoder(trainer.scheduled(number), trainer.config.training))
+    trainer.learner.encoder_share = encoder_share(trainer.scheduled(number), trainer.config.training)
     with trainer.ranks.watched(), reproducible(trainer.ranks.device):
         metrics = trainer.learner.step(step.batches, step.tokens, trainer.rate(number))
     state.step = number

@@ -63,9 +63,10 @@ class TrainingConfig(Section):
     )
     encoder_after: Count | None = Field(
         None,
-        description="number of initial steps in which the layers of the encoder are frozen (except for "
-        "weight decay), so that the decoder first learns to attend to the source; null: for a new model with "
-        "`norm: post`, the smallest of twice the warm-up, 1,000 and a quarter of the steps; otherwise 0",
+        description="number of initial steps in which the layers of the encoder are frozen, so that the "
+        "decoder first learns to attend to the source; then the encoder has a warm-up of its own; null: for "
+        "a new model with `norm: post`, the smallest of twice the warm-up, 1,000 and a quarter of the steps; "
+        "otherwise 0",
     )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"

@@ -67,7 +67,7 @@ class GraphLearner(Learner):
         numbers = partial(torch.zeros, device=self.device, dtype=self._trained[0].dtype)
         self._sums, self._values = numbers(2), numbers(4)  # see StepMetrics
         self._factor = numbers(())  # 1 / target tokens of the step
-        self._rate, self._skip = (torch.zeros((), device=self.device) for _ in range(2))
+        self._rate, self._encoder_rate, self._skip = (torch.zeros((), device=self.device) for _ in range(3))
         self._accumulated: list[Tensor] = []  # gradients of several micro-batches or ranks
         self._flat = numbers(0)  # the memory of all of them
         self._forget_graphs()
@@ -96,6 +96,7 @@ class GraphLearner(Learner):
         packed = self._prepare(batches)
         whole = len(packed) == 1 and self.ranks.size == 1
         self._rate.fill_(rate)
+        self._encoder_rate.fill_(rate * self.encoder_share)
         for batch in packed:
             self._load(batch, tokens, self.draw_dropout_key())
             self.updates += whole
@@ -117,7 +118,8 @@ class GraphLearner(Learner):
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
         for group in self.optimizer.param_groups:
-            group["lr"], group["capturable"] = self._rate, is_capturing(self.device)
+            group["lr"] = self._encoder_rate if group["is_encoder"] else self._rate
+            group["capturable"] = is_capturing(self.device)
         self._values.copy_(self._apply(self._sums, self._skip))
         self._sums.zero_()
         if graph.layout is None:
@@ -280,6 +282,7 @@ class GraphLearner(Learner):
         """What work computes: loss, nll and gradient norm, and after an update the norms of the weights and
         the moments. Known values replace what accumulates before an update."""
         self._rate.fill_(1)  # an update then changes the norm of the weights
+        self._encoder_rate.fill_(1)
         self.loss_scaler.scale.fill_(1)  # with another one, gradients may overflow, which skips the update
         if graph.layout is None:
             self._flat.fill_(1)

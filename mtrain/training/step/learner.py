@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from mtrain.kernels.foreach import scale_all
 from mtrain.model.build import AnyModel
 from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.step.alignment_loss import alignment_loss
-from mtrain.training.step.optimizer import LossScaler, make_optimizer, parameters_of
+from mtrain.training.step.optimizer import LossScaler, make_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ class Learner:
             Dropout.use_key(model, self.dropout_key)
         self.max_micro_batch_positions = math.inf  # with padding, if any; lowered when memory runs out
         self.r_drop = training.r_drop  # the weight alpha; 0 in steps without R-Drop
-        self._encoder_factor = torch.ones((), device=self.device)  # of its gradient; 0 while frozen
-        self._encoder_is_trained: bool | None = None  # None: not known yet
+        self.encoder_share = 1.0  # of the learning rate, with which the encoder is trained
         self.updates = 0  # number of updates of the weights that were begun
 
     def step(self, batches: Sequence[AnyBatch], tokens: int, rate: float) -> StepMetrics:
@@ -88,15 +87,6 @@ class Learner:
         sums = self._accumulate(list(batches), tokens)
         self.updates += 1
         return self.run_in_worker(lambda: self._update(sums, tokens, rate))
-
-    def train_encoder(self, trains: bool) -> None:
-        """Train the encoder in the following steps, or freeze it. It is not frozen again after it has been
-        trained, also before a run was resumed: Adam would still move it."""
-        if self._encoder_is_trained is None:
-            states = (self.optimizer.state[each] for each in parameters_of(self.model, "encoder"))
-            self._encoder_is_trained = trains or any(float(state.get("step", 0)) > 0 for state in states)
-        self._encoder_is_trained |= trains
-        self._encoder_factor.fill_(self._encoder_is_trained)
 
     def expect(self, layouts: Iterable[Layout]) -> None:
         """Prepare for packed micro-batches of these exact layouts."""
@@ -122,7 +112,7 @@ class Learner:
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * (self.encoder_share if group.get("is_encoder") else 1.0)
         return StepMetrics(self._apply(sums), tokens)
 
     def _apply(self, sums: Tensor, skip: Tensor | None = None) -> Tensor:
@@ -131,9 +121,6 @@ class Learner:
         the same operations follow, whatever the values are."""
         if self.loss_scaler.enabled:
             scale_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
-        encoder = parameters_of(self.model, "encoder") if self.training.encoder_after else []
-        encoder = [parameter for parameter in encoder if parameter.grad is not None]
-        scale_all([own_part(cast(Tensor, p.grad)) for p in encoder], self._encoder_factor)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
         norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.training.clip_norm
         # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.
@@ -141,10 +128,6 @@ class Learner:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
         step_unless(self.optimizer, found_inf if skip is None else torch.maximum(found_inf, skip))
-        # While the encoder is frozen, Adam does not count its steps, so that bias correction starts with it.
-        states = [self.optimizer.state[parameter] for parameter in encoder]
-        if steps := [state["step"] for state in states if "step" in state]:
-            scale_all(steps, self._encoder_factor.to(steps[0].device))  # if not fused, Adam counts on the CPU
         self.loss_scaler.update(found_inf)
         self.optimizer.zero_grad(set_to_none=True)
         return torch.stack([*sums, norm, found_inf])

@@ -10,10 +10,13 @@ def r_drop_weight(step: int, config: TrainingConfig) -> float:
     return config.r_drop if step > config.r_drop_after else 0.0
 
 
-def trains_encoder(step: float, config: TrainingConfig) -> bool:
-    """Whether optimizer step `step`, counted from 1, trains the encoder, which is frozen at first; by the
-    clock, `step` is a position between steps."""
-    return step > (config.encoder_after or 0)
+def encoder_share(step: float, config: TrainingConfig) -> float:
+    """The share of the learning rate with which optimizer step `step`, counted from 1, trains the encoder; by
+    the clock, `step` is a position between steps. The encoder is frozen for `encoder_after` steps, and then
+    has a warm-up of its own: large updates would change its output faster than the decoder can follow."""
+    if not config.encoder_after:
+        return 1.0
+    return min(1.0, max(0.0, step - config.encoder_after) / max(1, config.warmup_steps or 0))
 
 
 def learning_rate(step: float, config: TrainingConfig, total_steps: int | None) -> float:

@@ -1,6 +1,7 @@
 """The optimizer, loss scaling for fp16, and which parameters are trained."""
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +49,15 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
     """AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices, embeddings included, but not to
     biases and norms, as in nanoGPT."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
+    # Only with `encoder_after`, the encoder is trained at other rates.
+    encoder = {id(p) for p in parameters_of(model, "encoder")} if config.encoder_after else set[int]()
+    groups: list[dict[str, Any]] = []
+    for is_encoder in (False, True):
+        own = [p for p in parameters if (id(p) in encoder) == is_encoder]
+        matrices, others = [p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]
+        for group, decay in ((matrices, config.weight_decay), (others, 0.0)):
+            if group:
+                groups.append({"params": group, "weight_decay": decay, "is_encoder": is_encoder})
     # On these devices, fused optimizers are known to skip steps; see `step_unless`.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     # Each step sets the learning rate.

@@ -245,21 +245,6 @@ def test_in_a_run_that_becomes_shorter_the_encoder_is_trained_earlier(
     assert bool((norm != 1).any()) == is_trained
 
 
-def test_more_minutes_do_not_end_the_training_of_the_encoder(make_config, machine):
-    """Step 7 of 15 trains the encoder, step 7 of 1,500 would not."""
-    machine.step = 2.0  # a quarter as fast as planned
-    counts = []  # of Adam's steps
-    for minutes, machine.killed in ((0.5, 7), (50.0, 10)):
-        training = {**RECIPE, "encoder_after": 8, "checkpoint_every": 2, "max_minutes": minutes}
-        config = make_config(training=training)
-        with pytest.raises(Killed):
-            fit_on_cpu(config)
-        tensors = load_file(last_checkpoint(Path(config.run_dir)) / "optimizer.safetensors")
-        counts.append([float(tensors[f"step.{name}.weight"]) for name in ("encoder_norm", "decoder_norm")])
-    (encoder, decoder), after = counts
-    assert 0 < encoder < decoder == 6 and after == [encoder + 2, decoder + 2]
-
-
 @pytest.mark.slow
 def test_more_minutes_continue_a_finished_run_whose_rate_rises_and_decays_again(make_config, machine):
     machine.step = 1.0

@@ -8,7 +8,7 @@ from mtrain.data.epochs.batching import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.step.average import WeightAverage
-from mtrain.training.step.learning_rate import trains_encoder
+from mtrain.training.step.learning_rate import encoder_share
 from mtrain.training.step.make_learner import make_learner
 from mtrain.training.step.optimizer import freeze
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
@@ -36,7 +36,7 @@ def train(parts, ranks: Ranks, shares, steps: int, kind="cpu", **recipe) -> dict
         if step == 0:
             before = {name: whole(tensor) for name, tensor in weights(model).items()}
             adam, learner.optimizer = learner.optimizer, torch.optim.SGD(model.parameters())
-        learner.train_encoder(trains_encoder(step + 1, config))
+        learner.encoder_share = encoder_share(step + 1, config)
         metrics = learner.step(own or [Batch.without_pairs()], total, 1.0 if step == 0 else 1e-3)
         results[f"metrics.{step}"] = metrics.values
         if step == 0:

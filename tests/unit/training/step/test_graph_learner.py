@@ -26,7 +26,7 @@ from mtrain.tokenizer.rows import Rows
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.graph_learner import GraphLearner
 from mtrain.training.step.learner import Learner
-from mtrain.training.step.learning_rate import trains_encoder
+from mtrain.training.step.learning_rate import encoder_share
 from mtrain.training.step.optimizer import LossScaler, freeze
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 from tests.support.training import weights
@@ -93,7 +93,7 @@ def take(learner: Learner, number: int, average: WeightAverage | None = None) ->
     learner.number = number  # type: ignore[attr-defined]
     batches = [batch_of(pairs) for pairs in STEPS[number]]
     tokens = sum(batch.target_tokens for batch in batches)
-    learner.train_encoder(trains_encoder(number + 1, learner.training))
+    learner.encoder_share = encoder_share(number + 1, learner.training)
     values = learner.step(batches, tokens, RATE * (number + 1)).values
     if average is not None:
         average.update(number + 1)
