@@ -137,13 +137,13 @@ def _load(trainer: Trainer, steps: Iterator[StepInput]) -> StepInput:
 
 
 def _record_step(trainer: Trainer) -> str | None:
-    """Log the step that was taken if it is one to log or the last one, and note whether a validation is due.
-    Returns the limit that the run has reached, if any."""
+    """Log the step that was taken, and note whether a validation is due. Returns the limit that the run has
+    reached, if any."""
     state, step = trainer.state, trainer.unrecorded
     assert step is not None
-    reason = trainer.limit_reached()
-    if state.step % trainer.config.training.log_every == 0 or reason is not None:
+    if state.step % trainer.config.training.log_every == 0:
         trainer.progress.log_step(step.epoch, trainer.rate(state.step), step.stage)
+    reason = trainer.limit_reached()
     allowed = trainer.clock is None or trainer.clock.allows_validation()
     is_due = allowed and state.step % trainer.config.training.validate_every == 0
     state.validation_due = is_due or reason is not None

@@ -20,7 +20,7 @@ from mtrain.kernels.attention.eager import (
 from mtrain.kernels.attention.packed import packed_attention
 from mtrain.kernels.dropout import Generator, HashKey, dropout
 from mtrain.kernels.precision import without_autocast
-from mtrain.kernels.sequences import Packed, Sequences
+from mtrain.kernels.sequences import Packed, Padded, Sequences
 
 # ------------------------------------------------------------------------------------ the choice of a kernel
 
@@ -58,8 +58,23 @@ def attention(
         rows = queries.pad(projected).flatten(0, 1)
         memory = None if keys_values is None else keys.pad(keys_values).flatten(0, 1)
         padded = queries.as_padded(), keys.as_padded(masked=not causal)
-        out = attention(rows, memory, heads, *padded, causal, rate, generator)
+        out = _padded_attention(rows, memory, heads, *padded, causal, rate, generator, maps)
         return out.index_select(0, queries.slots)
+    return _padded_attention(projected, keys_values, heads, queries, keys, causal, rate, generator, maps)
+
+
+def _padded_attention(
+    projected: Tensor,
+    keys_values: Tensor | None,
+    heads: int,
+    queries: Padded,
+    keys: Padded,
+    causal: bool,
+    rate: float,
+    generator: Generator,
+    maps: list[Tensor] | None,
+) -> Tensor:
+    """`attention` of padded sequences. Appends its weights to `maps`, unless that is None."""
     on_cpu = projected.device.type == "cpu"
     explicit = maps is not None or (rate > 0 and (on_cpu or isinstance(generator, HashKey)))
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)

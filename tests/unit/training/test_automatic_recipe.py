@@ -168,12 +168,6 @@ def test_a_run_keeps_a_limit_at_which_its_schedule_ends(make_config, end, limit)
         fit(automatic(make_config(), **limit), device="cpu")
 
 
-def test_the_last_step_is_logged(make_config, tmp_path):
-    """Also in a run that is shorter than `log_every`, so that it has a report."""
-    fit(make_config(training={"max_steps": 3, "log_every": 50}), device="cpu")
-    assert [line["step"] for line in read_metrics(tmp_path / "run") if "loss" in line] == [3]
-
-
 def test_a_run_without_any_limit_ends_when_validation_stops_improving(
     make_config, tmp_path, scripted_scores, short_timing
 ):
