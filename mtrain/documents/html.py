@@ -179,12 +179,9 @@ class _Placement:
             html += escape(self._translation[done:first], quote=False)
             before, after = self._text[: element.begin][-1:], self._text[element.begin :][:1]
             html += " " * (first == last == end and before == " " and html[-1:] not in ("", " "))
-            content = self._content(element, first, last)
-            html += (
-                element.start
-                + (self._raw[slice(*element.inner)] if element.inner else content)
-                + element.close
-            )
+            inner = element.inner
+            content = self._raw[slice(*inner)] if inner else self._content(element, first, last)
+            html += element.start + content + element.close
             is_single = first == last < end and element.begin == element.end
             html += " " * (is_single and after == " " and self._translation[last] != " ")
             done = max(done, last)
