@@ -5,12 +5,22 @@ import math
 import pytest
 
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.training.step.learning_rate import learning_rate
+from mtrain.training.step.learning_rate import encoder_share, learning_rate
 
 
 def rates(schedule, steps, warmup=10, total=100):
     config = TrainingConfig(max_steps=total, learning_rate=0.5, warmup_steps=warmup, schedule=schedule)
     return [learning_rate(step, config, total) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "warmup", "shares"),
+    [(0, 4, [1, 1, 1, 1, 1, 1, 1]), (2, 4, [0, 0, 0.25, 0.5, 0.75, 1, 1]), (3, 0, [0, 0, 0, 1, 1, 1, 1])],
+)
+def test_the_encoder_has_a_warm_up_after_it_was_frozen(frozen, warmup, shares):
+    """Without it, `student_base` with seed 2 fails on Multi30k; see docs/experiments/recipes.md."""
+    config = TrainingConfig(max_steps=7, warmup_steps=warmup, encoder_after=frozen)
+    assert [encoder_share(step, config) for step in range(1, 8)] == shares
 
 
 @pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "wsd", "constant"])
