@@ -58,8 +58,8 @@ class TrainingConfig(Section):
     )
     warmup_steps: Count | None = Field(
         None,
-        description="steps over which the learning rate rises linearly from zero; null: 8% of the steps, as "
-        "far as max_steps, max_epochs or planned_steps tell, otherwise 1,000",
+        description="steps over which the learning rate rises linearly from zero; null: 8% of the steps that "
+        "max_steps, max_epochs and planned_steps allow, or 1,000",
     )
     encoder_after: Count | None = Field(
         None,
