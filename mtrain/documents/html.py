@@ -81,7 +81,8 @@ class Html:
         kept_name = ""
         for token in _TOKEN.finditer(source):
             name, raw = (token["name"] or "").lower(), token[0]
-            if kept or (name and name not in _INLINE | _VOID and not token["end"] and _KEPT.search(raw)):
+            starts_block = name and not token["end"] and name not in _INLINE and name not in _VOID
+            if kept or (starts_block and _KEPT.search(raw)):
                 kept_name = kept_name if kept else name
                 kept += (name == kept_name) * (-1 if token["end"] else 1)
                 self._parts.append(raw)

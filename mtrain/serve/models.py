@@ -48,8 +48,8 @@ class ServedModel:
         own = self.translator.own_direction
         codes = self.sources[source], self.targets[target]
         # A translator whose target has not been chosen follows a tag in the text.
-        is_chosen = codes == tuple(own) and self.translator.language_tags not in ("target", "both")
-        return self.translator if is_chosen else self.translator.between(*codes)
+        is_own = codes == tuple(own) and self.translator.language_tags not in ("target", "both")
+        return self.translator if is_own else self.translator.between(*codes)
 
 
 def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
