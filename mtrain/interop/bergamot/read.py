@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 from torch import Tensor
 
+from mtrain.config.language_names import find_language
 from mtrain.config.load import validate
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.sections.model import ModelConfig
@@ -18,6 +19,8 @@ from mtrain.config.yaml_io import YamlError, parse_yaml
 from mtrain.errors import ModelError
 from mtrain.interop.bergamot.names import architecture_of, from_native
 from mtrain.interop.bergamot.weights import read_weights
+from mtrain.interop.bergamot.write import DESCRIPTION
+from mtrain.interop.huggingface import read_object
 from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer
 from mtrain.interop.marian_tensors import DECODER, ENCODER, SHARED, from_transformers, with_more_tokens
 from mtrain.regular_files import read_file
@@ -75,8 +78,7 @@ def convert_native(
     ties = {"share_encoder_decoder_embeddings": shared, "tie_word_embeddings": tied}
     tensors, model = from_transformers(theirs, ties, model, file)
     settings = {
-        "source_lang": "und",
-        "target_lang": "und",
+        **_languages_in(file.parent),
         "max_length": _MAX_LENGTH,
         "tokenizer": {"vocab_size": sizes[0], "joint": tokenizer.joint, "path": source},
         "model": model.model_dump(mode="json"),
@@ -91,6 +93,15 @@ def _table(theirs: dict[str, Tensor], name: str, file: Path) -> Tensor:
     if table is None or table.dim() != 2:
         raise ModelError(f"{file}: has no matrix of embeddings, such as Wemb")
     return table
+
+
+def _languages_in(folder: Path) -> dict[str, str]:
+    """The keys of a model folder for languages, from translateLocally's description of the model, if any."""
+    described = read_object(folder / DESCRIPTION, optional=True)
+    tags = described.get("srcTags")
+    source = next(iter(tags)) if isinstance(tags, dict) and len(tags) == 1 else described.get("src")
+    given = {"source_lang": source, "target_lang": described.get("trgTag", described.get("trg"))}
+    return {key: find_language(str(language or "")) or "und" for key, language in given.items()}
 
 
 def _take_vocabularies(folder: Path, into: Path, rows: Sequence[int], zeros: Sequence[int]) -> Tokenizer:

@@ -148,10 +148,28 @@ def test_a_model_of_marian_is_imported_with_equal_probabilities(model_of, tmp_pa
 def test_an_export_is_imported_with_the_same_vocabulary(model_of, tmp_path):
     import_model(str(exported(model_of(JOINT))), tmp_path / "back")
     loaded, back = load_model(model_of(JOINT)), load_model(tmp_path / "back")
+    assert (back.config.source_lang, back.config.target_lang) == ("en", "fr")
     size = len(loaded.tokenizer.target)
     assert back.tokenizer.target.pieces[:size] == loaded.tokenizer.target.pieces
     assert back.model.config.bos_id == loaded.model.config.bos_id and len(back.tokenizer.files) == 1
     assert not back.model.source_embedding.weight[back.model.config.bos_id].any()
+
+
+@pytest.mark.parametrize(
+    ("described", "languages"),
+    [
+        ({"src": "German", "trg": "English"}, ["de", "en"]),
+        ({"src": "Norwegian", "srcTags": {"nb": "Bokmål"}, "trgTag": "pt-BR"}, ["nb", "pt-BR"]),
+        ({"src": "Slavic", "srcTags": {"cs": "Czech", "pl": "Polish"}, "trg": 5}, ["und", "und"]),
+        ({}, ["und", "und"]),
+    ],
+)
+def test_languages_come_from_the_description_of_translatelocally(model_of, tmp_path, described, languages):
+    folder = marian_folder(model_of(JOINT), tmp_path / "marian", {})
+    (folder / "model_info.json").write_text(json.dumps(described), "utf-8")
+    import_model(str(folder), tmp_path / "back")
+    config = load_model(tmp_path / "back").config
+    assert [config.source_lang, config.target_lang] == languages
 
 
 def test_the_folder_is_what_translatelocally_reads(model_of):
