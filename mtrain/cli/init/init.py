@@ -79,7 +79,7 @@ def init(
 
     Finds the languages, the columns and the number of pairs, and writes a commented config. In a terminal, it
     asks at most three questions. It recognizes languages in the names of files and columns and, with the
-    optional package `languages`, in the text.
+    extra `languages`, in the text.
 
     Examples:
         mtrain init train.en train.de

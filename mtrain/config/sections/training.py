@@ -54,7 +54,7 @@ class TrainingConfig(Section):
     schedule: Schedule = Field(
         "inverse_sqrt",
         description="decay of the learning rate after warm-up; cosine, linear and wsd end at zero; wsd is "
-        "constant for the first half of the steps",
+        "constant for the first half of the steps after warm-up",
     )
     warmup_steps: Count | None = Field(
         None,
