@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import is_on_screen, open_output, print_to_stdout, require_writable
+from mtrain.cli.console.output import is_on_screen, is_stdout, open_output, print_to_stdout, require_writable
 from mtrain.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -168,8 +168,9 @@ def clean(
     inputs = [config, *input_files(data)]
     for file in (output, rejected):
         require_writable(file, inputs)
-    if output is not None and rejected is not None and output.resolve() == rejected.resolve():
-        raise UsageError(f"{output}: is given for both -o and --rejected; give two files")
+    shown = rejected is not None and is_stdout(rejected) and (output is None or is_stdout(output))
+    if shown or (output and rejected and output.resolve() == rejected.resolve()):
+        raise UsageError(f"{rejected}: is given for both -o and --rejected; give two files")
     with ExitStack() as stack:
         out = stack.enter_context(open_output(output))
         other = None if rejected is None else stack.enter_context(open_output(rejected))

@@ -47,12 +47,12 @@ def demo(
     fit(config, device=device, on_second_signal=exit_at_once)
     run = Path(config.run_dir)
     translator = load_translator(run, device, ())
+    translations = [best.text for best in translator.translate(SENTENCES)]
+    metrics = make_metrics(["bleu"], translator.target_lang)
+    [bleu] = evaluate_set(configured_test_sets(run)[0], translator, metrics)
     with open_stdout() as out:
-        translations = [best.text for best in translator.translate(SENTENCES)]
         for sentence, translation in zip(SENTENCES, translations, strict=True):
             print(f"{sentence}  ->  {translation}", file=out)
-        metrics = make_metrics(["bleu"], translator.target_lang)
-        [bleu] = evaluate_set(configured_test_sets(run)[0], translator, metrics)
         print(f"BLEU on the test set: {bleu.score:.2f}", file=out)
     check_outcome(translations[0], bleu.score, bool(set_))
     folder = shlex.quote(config.run_dir)

@@ -246,7 +246,9 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         rows.append(["device", progress.arithmetic])
     if config is not None:
         training = config.training
-        limits = [f"{name} {value:g}" for name in _LIMITS if (value := getattr(training, name)) is not None]
+        limits = [
+            f"{name} {value:,.15g}" for name in _LIMITS if (value := getattr(training, name)) is not None
+        ]
         if training.patience is not None:
             limits[-1] += f" validations ({progress.validations_without_improvement} so far)"
         rows.append(["limits", ", ".join(limits) or "none"])

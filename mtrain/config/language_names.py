@@ -34,8 +34,10 @@ _NAMES = {  # which are shorter or more usual than the names in ISO 639
     **{"ps": "Pashto", "sh": "Serbo-Croatian", "sw": "Swahili", "to": "Tongan", "ug": "Uyghur"},
 }
 _MEMBERS = {  # individual languages for which the code of their macrolanguage is usually used
-    **{"als": "sq", "arb": "ar", "cmn": "zh", "ekk": "et", "hbs": "sh", "khk": "mn", "lvs": "lv"},
-    **{"npi": "ne", "ory": "or", "pes": "fa", "swh": "sw", "uzn": "uz", "ydd": "yi", "zsm": "ms"},
+    **{"als": "sq", "arb": "ar", "ayr": "ay", "azj": "az", "cmn": "zh", "ekk": "et", "fuv": "ff"},
+    **{"gaz": "om", "hbs": "sh", "khk": "mn", "kmr": "ku", "knc": "kr", "lvs": "lv", "npi": "ne"},
+    **{"ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "quy": "qu", "swh": "sw", "uzn": "uz"},
+    **{"ydd": "yi", "zsm": "ms"},
 }
 _CODES = {name.lower(): code for code, name in _NAMES.items()} | _MEMBERS
 

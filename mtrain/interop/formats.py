@@ -74,18 +74,12 @@ def _settings_of_bergamot(model: Architecture) -> str | None:
     return ", ".join(f"model.{setting}" for setting, holds in wanted.items() if not holds) or None
 
 
-def alternative(config: Config | ModelFolderConfig, format: Format) -> Format:
-    """A format that supports a translation model if `format` does not."""
-    return (
-        "ctranslate2" if format == "argos" or unsupported_reason(config, "transformers") else "transformers"
-    )
-
-
 def cure(config: Config | ModelFolderConfig, format: Format, option: str = "") -> str:
     """What to do if a format, which an option may name, does not support a translation model."""
     if format == "bergamot" and _tags(config) == "none":
         return "train with model.preset: student_tiny or student_base, which have these settings"
-    return f"use {option}{alternative(config, format)}"
+    needs_ctranslate2 = format == "argos" or unsupported_reason(config, "transformers")
+    return f"use {option}{'ctranslate2' if needs_ctranslate2 else 'transformers'}"
 
 
 def require_exports(config: Config) -> None:

@@ -135,8 +135,8 @@ async def _metrics(server: Server, request: Request) -> Response:
 
 
 def _frontend_settings(server: Server) -> dict[str, Any]:
-    source, keys = server.models.sources[0], bool(server.key_digests)
-    sides = {"source": source, "target": server.models.targets_of(source)[0]}
+    keys, (_, source, target) = bool(server.key_digests), next(iter(server.models.directions.values()))
+    sides = {"source": source, "target": target}
     language = {side: {"code": code, "name": language_name(code)} for side, code in sides.items()}
     limits = {"charLimit": server.char_limit, "frontendTimeout": 300, "apiKeys": keys, "keyRequired": keys}
     files = {"suggestions": False, "filesTranslation": True, "supportedFilesFormat": [".txt"]}

@@ -1,6 +1,7 @@
 """The models of a server, and the directions that they translate in."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -80,11 +81,16 @@ def _short_codes(codes: Iterable[str]) -> dict[str, str]:
     }
 
 
+def _by_language(codes: Sequence[str]) -> dict[str, str]:
+    """The first of some codes for each language, by the language."""
+    return {base_language(code): code for code in reversed(codes)}
+
+
 class Models:
     """All models of a server; of several models for a direction, the first one translates."""
 
     def __init__(self, served: Sequence[ServedModel]):
-        """Raises UsageError if two models have the same name."""
+        """Raises UsageError if two models have the same name, or if there is no direction."""
         self.served = served
         self.names = ", ".join(model.name for model in served)
         if len({model.name for model in served}) < len(served):
@@ -98,6 +104,8 @@ class Models:
             for source, target in product(model.sources, model.targets)
             if model.translates(source, target)
         }
+        if not self.directions:
+            raise UsageError(f"MODEL: {self.names} translates {self.codes[0]} only into itself")
 
     def targets_of(self, source: str) -> list[str]:
         """The languages that a language can be translated into."""
@@ -115,23 +123,28 @@ class Models:
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
         source, target = (find_language(code) or code for code in (source, target))
-        return source == target and source in self.codes
+        with suppress(UsageError):  # no code, or several ones, for the target
+            return source in self.codes and find_code(target, self.codes) == source
+        return False
 
     def detect(self, text: str, target: str | None = None) -> list[dict[str, Any]]:
         """The languages that a text may be in, the most probable one first, with a confidence from 0 to 100:
         of all languages or, with a `target`, of those that can be translated into it, unless the text is
         almost certainly in `target` already. Raises UsageError if the language cannot be identified."""
-        codes = {base_language(code): code for code in self.codes}
+        codes = _by_language(self.codes)
         found = detect_languages(text, codes)
         if target is not None:
-            base = base_language(find_language(target) or target)
+            target = find_language(target) or target
+            base = base_language(target)
             into = [code for code in self.codes if base_language(code) == base]
             known = [s for s in self.sources if any(m.translates(s, t) for m in self.served for t in into)]
             if not known:
                 raise UsageError(f"no model translates into {target}")
-            sources = {base_language(code): code for code in known}
+            sources = _by_language(known)
             if base in sources or not found or found[0][0] != base or found[0][1] < _ALMOST_CERTAIN:
                 found, codes = detect_languages(text, sources), sources
+            elif target in into:
+                codes[base] = target
         if not found:
             raise UsageError(f"the language cannot be identified; name it, or install py3langid: {EXTRA}")
         return [{"language": codes[code], "confidence": round(100 * each, 1)} for code, each in found[:5]]

@@ -77,6 +77,8 @@ def require_origin(request: Request, origins: Collection[str]) -> None:
     """Raise HTTPException if a browser sends the request for a web page of another origin than some. Without
     this, any page could send forms, whose answers only CORS keeps from it."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is None and origin and origin.partition("://")[2] != request.headers.get("host"):
+        site = "cross-site"  # browsers do not name the site to servers without HTTPS, except on loopback
     if site in ("cross-site", "same-site") and not {"*", origin} & {*origins}:
         raise HTTPException(403, "web pages of other origins may not ask this server")
 

@@ -16,7 +16,6 @@ from mtrain.storage.atomic import write_text
 URL = f"https://registry.npmjs.org/{PACKAGE}/-/{PACKAGE.partition('/')[2]}-{VERSION}.tgz"
 # The SHA-512 of the archive, which the registry calls `dist.integrity`.
 INTEGRITY = "bNuuCwM/JnsIYQCKXcYKFT4Qc5vLMoB8Nbvz8ReIgs7xzebK8Sa+R8iEK8mLvNBe/WaZ6zrPaUQilLsRT/ea8Q=="
-SOURCE_CODE = f"https://github.com/browsermt/bergamot-translator, version {VERSION}"
 WORKER = "translator-worker.js"
 _FILES = (WORKER, "bergamot-translator-worker.js", "bergamot-translator-worker.wasm")
 _SECONDS = 60  # without an answer of the registry
@@ -40,8 +39,8 @@ def copy_engine(into: Path, package: Path | None) -> None:
             raise UsageError(f"--engine {package}: does not contain {PACKAGE}; run {install}")
         for name in _FILES:
             (into / name).write_bytes((found / "worker" / name).read_bytes())
-    license_text = (files("mtrain.web") / "bergamot.LICENSE.txt").read_text("utf-8")
-    write_text(into / "LICENSE.txt", f"The source code of this engine: {SOURCE_CODE}\n\n{license_text}")
+    # It also says where the source code is.
+    write_text(into / "LICENSE.txt", (files("mtrain.web") / "bergamot.LICENSE.txt").read_text("utf-8"))
 
 
 def _download() -> bytes:

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mtrain.checkpoint.model_folder import read_settings
 from mtrain.checkpoint.model_info import ExportInfo, is_run, read_info
 from mtrain.config.language_names import language_name
 from mtrain.errors import ModelError, UsageError
-from mtrain.interop.bergamot.write import MODEL, VOCABULARIES, arithmetic, languages_of
+from mtrain.interop.bergamot.write import MODEL, arithmetic, languages_of, vocabularies_in
 from mtrain.interop.export import export_model
 from mtrain.storage.atomic import copy_files, require_new_folder, write_new_folder, write_text
 from mtrain.storage.manifest import MANIFEST, verify_folder
@@ -33,9 +32,9 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
         found = []
         for (source, target), model in described.items():
             folder = temporary / "models" / f"{source}-{target}"
-            _write_model(model, folder)
+            site = {"source": source, "target": target, "folder": f"models/{folder.name}", "model": MODEL}
             found.append(
-                {"source": source, "target": target, "folder": f"models/{folder.name}", **_files(folder)}
+                site | {"arithmetic": _write_model(model, folder), "vocabularies": vocabularies_in(folder)}
             )
         copy_engine(temporary / "engine", package)
         codes = dict.fromkeys(code for direction in described for code in direction)
@@ -65,21 +64,14 @@ def _direction(model: Path) -> tuple[str, str]:
         raise ModelError(f"{model}: {error}") from None
 
 
-def _write_model(model: Path, folder: Path) -> None:
-    """Copy an exported model, or export a model in int8."""
+def _write_model(model: Path, folder: Path) -> str:
+    """Copy an exported model, or export a model in int8. Returns the arithmetic of the engine."""
     exported = _export_of(model)
     if exported is None:
         export_model(model, folder, "bergamot", "int8")
-        return
+        return arithmetic(int8=True)
     if not (model / MODEL).exists() or exported.format != "bergamot":
         raise ModelError(f"{model}: is exported in another format; give the model that it was exported from")
     verify_folder(model, [MODEL])
     copy_files(model, folder, {MANIFEST})
-
-
-def _files(folder: Path) -> dict[str, Any]:
-    """What the page needs to know about an exported model."""
-    exported = _export_of(folder)
-    names = next(names for names in VOCABULARIES.values() if (folder / names[0]).exists())
-    is_int8 = exported is not None and exported.quantization is not None
-    return {"model": MODEL, "vocabularies": names, "arithmetic": arithmetic(is_int8)}
+    return arithmetic(exported.quantization is not None)

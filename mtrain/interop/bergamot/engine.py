@@ -14,7 +14,7 @@ from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.search.search import search
 from mtrain.errors import ModelError, UsageError
-from mtrain.interop.bergamot.write import MAX_TOKENS, MODEL, VOCABULARIES, arithmetic
+from mtrain.interop.bergamot.write import MAX_TOKENS, MODEL, arithmetic, vocabularies_in
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.tokenizer.tokenizer import SPACES
 
@@ -52,10 +52,9 @@ def translate_with_engine(
 ) -> list[str]:
     """The translations of texts by the engine with the model that `write_bergamot` has written to a folder.
     Each is one sentence. Raises ModelError if the engine fails."""
-    vocabularies = next(names for names in VOCABULARIES.values() if (folder / names[0]).exists())
     request = {
         "model": str(folder / MODEL),
-        "vocabs": [str(folder / name) for name in vocabularies],
+        "vocabs": [str(folder / name) for name in vocabularies_in(folder)],
         "config": {"gemm-precision": arithmetic(int8), "ssplit-mode": "sentence"},
         "texts": texts,
         "html": html,

@@ -36,7 +36,7 @@ _YAML: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # 
 
 def native_weights(folder: Path) -> Path | None:
     """The weights of Marian in a folder: a file `*.npz` or `model*.bin`, unless there is the config.json of
-    Transformers. None if there are none. Raises ModelError if there are several."""
+    Transformers. None if there are none. Raises ModelError if there are several, or a compressed one."""
     if (folder / "config.json").exists():
         return None
     files = sorted([*folder.glob("*.npz"), *folder.glob("model*.bin")])
@@ -45,6 +45,8 @@ def native_weights(folder: Path) -> Path | None:
         names = ", ".join(file.name for file in found)
         cure = "give a folder with one of them and the vocabularies"
         raise ModelError(f"{folder}: contains several models: {names}; {cure}")
+    if not found and (compressed := sorted(folder.glob("model*.bin.gz"))):
+        raise ModelError(f"{compressed[0]}: is compressed, as for Firefox; decompress the files with gunzip")
     return found[0] if found else None
 
 

@@ -52,6 +52,11 @@ def write_bergamot(loaded: LoadedModel, folder: Path, int8: bool, rows: Sequence
     _write_settings(loaded, folder, int8)
 
 
+def vocabularies_in(folder: Path) -> list[str]:
+    """The names of the vocabularies in the folder of an export."""
+    return next(names for names in VOCABULARIES.values() if (folder / names[0]).exists())
+
+
 def languages_of(config: ModelFolderConfig) -> tuple[str, str]:
     """The codes of the languages of a model, which become parts of the names of files. Raises ModelError if
     they are unknown or unusual."""

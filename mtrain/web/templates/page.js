@@ -2,7 +2,6 @@ const $ = (id) => document.getElementById(id);
 const HINT = "Point at a word of the translation, or move with the arrow keys, to see what it translates.";
 let languages = [], timer = 0, running = null, shown = null, current = -1;
 
-const option = (code, name) => new Option(name, code);
 const say = (text, isError = false) => {
   $("message").textContent = text;
   $("message").className = isError ? "muted error" : "muted";
@@ -13,7 +12,7 @@ function listTargets() {
   const possible = new Set(languages.filter((each) => from === "auto" || each.code === from)
     .flatMap((each) => each.targets));
   $("to").replaceChildren(...languages.filter((each) => possible.has(each.code))
-    .map((each) => option(each.code, each.name)));
+    .map((each) => new Option(each.name, each.code)));
   if (possible.has(before)) $("to").value = before;
 }
 
@@ -61,6 +60,8 @@ function show(answer) {
   $("target").replaceChildren(...pieces(text, spans, "span"));
   [...$("target").children].forEach((node, i) => { node.dataset.begin = spans[i][0]; });
   if (answer) $("target").lang = answer.target;
+  const from = answer && answer.detectedLanguage ? answer.detectedLanguage.language : $("from").value;
+  $("source").lang = from === "auto" ? "" : from;
   const others = answer ? answer.alternatives : [];
   $("others").hidden = !others.length;
   $("alternatives").replaceChildren(...others.map((each) => {
@@ -119,8 +120,8 @@ $("swap").addEventListener("click", () => {
     const settings = await backend.start();
     languages = settings.languages;
     const sources = languages.filter((each) => each.targets.length);
-    const several = sources.length > 1 && backend.detects ? [option("auto", "Detect language")] : [];
-    $("from").replaceChildren(...several, ...sources.map((each) => option(each.code, each.name)));
+    const several = sources.length > 1 && backend.detects ? [new Option("Detect language", "auto")] : [];
+    $("from").replaceChildren(...several, ...sources.map((each) => new Option(each.name, each.code)));
     $("from").value = settings.language.source.code;
     listTargets();
     $("to").value = settings.language.target.code;

@@ -4,8 +4,8 @@ async function ask(path, body, signal) {
   const sent = body && { method: "POST", headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body), signal };
   const response = await fetch(path, sent || undefined);
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error || response.statusText);
+  const answer = await response.json().catch(() => ({}));  // a proxy may answer without JSON
+  if (!response.ok) throw new Error(answer.error || `status ${response.status}`);
   return answer;
 }
 

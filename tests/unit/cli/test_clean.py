@@ -42,6 +42,9 @@ def test_a_dash_is_stdout(clean, mtrain, tmp_path, monkeypatch):
     clean({"tsv": write(tmp_path / "t.tsv", "a\tb\n")})
     code, out, _ = mtrain("clean", tmp_path / "c.yaml", "-o", "-")
     assert (code, out) == (0, "a\tb\n")
+    for output in ([], ["-o", "-"]):  # both on stdout
+        code, out, err = mtrain("clean", tmp_path / "c.yaml", *output, "--rejected", "-")
+        assert (code, out) == (2, "") and "-: is given for both -o and --rejected" in err
     files = [write(tmp_path / f"x.{side}", "a house\n" * 9) for side in ("en", "de")]
     code, out, _ = mtrain("init", *files, "-o", "-")
     assert code == 0 and yaml.safe_load(out)["data"]["source_lang"] == "en"

@@ -101,6 +101,8 @@ def test_int8_for_firefox_rounds_matrices_to_127_steps(mtrain, model_of, tmp_pat
     for side in ("src", "trg"):
         assert contents.pop(f"{side}vocab.enfr.spm.gz") == (plain / f"{side}vocab.spm").read_bytes()
     (tmp_path / "model.bin").write_bytes(contents.pop("model.enfr.intgemm8.bin.gz"))
+    with pytest.raises(ModelError, match=r"model.enfr.intgemm8.bin.gz: is compressed.* gunzip"):
+        import_model(str(tmp_path / "out"), tmp_path / "back")
     others = {file.name for file in (tmp_path / "out").iterdir() if file.suffix != ".gz"}
     assert not contents and others == {"README.md", "info.json", "manifest.json"}
     before, _ = read_binary(plain / "model.bin")

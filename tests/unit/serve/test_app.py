@@ -339,9 +339,13 @@ def test_pages_of_some_origins_may_ask(client):
         ("cross-site", "https://other.example", 403),
         ("same-site", "http://testserver:81", 403),
         ("same-origin", "http://testserver", 200),
+        (None, "http://testserver", 200),
+        (None, "https://pages.example", 200),
+        (None, "https://other.example", 403),
+        (None, "null", 403),
         ("none", "chrome-extension://abc", 200),
     ):
-        headers = {"Origin": origin, "Sec-Fetch-Site": site}
+        headers = {"Origin": origin, **({"Sec-Fetch-Site": site} if site else {})}
         form = {**TRANSLATE, "q": "It rains."}  # which browsers send without asking before
         assert client.post("/translate", data=form, headers=headers).status_code == status
 

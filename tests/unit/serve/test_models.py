@@ -105,6 +105,24 @@ def test_a_text_in_the_target_language_is_recognized():
     assert models.detect("Tom", "fr")[0]["language"] in ("en", "de")  # not certain
     assert models.is_same("French", "fr") and not models.is_same("en", "fr")
     assert not models.is_same("xx", "xx")
+    assert models.is_same("fr", "fr-CA") and not models.is_same("en", "fr-CA")
+
+
+def test_of_several_codes_for_a_language_the_first_or_the_target_is_detected():
+    pytest.importorskip("py3langid")
+    codes = {"zh-Hans": "zh-Hans", "zh-Hant": "zh-Hant"}
+    chinese = ServedModel("a", model("a", "en", "de").translator, {"en": "en"}, codes)
+    text = "一只黑狗在公园里和孩子们一起跑步。"
+    assert Models([chinese]).detect(text)[0]["language"] == "zh-Hans"
+    assert Models([chinese]).detect(text, "zh-Hant")[0]["language"] == "zh-Hant"
+    reverse = ServedModel("b", model("b", "en", "de").translator, codes, {"en": "en"})
+    assert Models([reverse]).detect(text, "en")[0]["language"] == "zh-Hans"
+    assert not Models([chinese, reverse]).is_same("zh-Hans", "zh")  # which of the two is not known
+
+
+def test_a_model_must_translate_into_another_language():
+    with pytest.raises(UsageError, match="simpler translates en only into itself"):
+        Models([model("simpler", "en", "en")])
 
 
 def test_a_tag_in_the_text_does_not_choose_the_target():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.interop.bergamot.engine import PACKAGE
+from mtrain.interop.bergamot.engine import PACKAGE, VERSION
 from mtrain.web import engine
 from mtrain.web.site import write_site
 from tests.support.cli import one_line
@@ -66,7 +66,9 @@ def exported(page, tmp_path):
 def test_the_folder_has_the_page_the_engine_and_the_model(page):
     assert {file.name for file in (page / "engine").iterdir()} == {*FILES, "LICENSE.txt"}
     assert all((page / "engine" / name).read_text() == name for name in FILES)
-    assert "Mozilla Public License Version 2.0" in (page / "engine" / "LICENSE.txt").read_text()
+    license_text = (page / "engine" / "LICENSE.txt").read_text()
+    assert "Mozilla Public License Version 2.0" in license_text
+    assert "https://github.com/browsermt/bergamot-translator" in license_text and VERSION in license_text
     site = site_of(page)
     languages = [("en", "English", ["fr"]), ("fr", "French", [])]
     assert [tuple(each.values()) for each in site["languages"]] == languages
