@@ -76,16 +76,20 @@ class Clock:
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
         self._start = state.step  # of this process
+        self._failed = False  # whether the last plan could not be written
         self._steps = self._seconds = 0.0  # sums over the last steps, of which older ones weigh less
 
     def _adapted(self, plan: Plan | None) -> Plan:
         """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
-        that were taken then count as the share of the new plan that they would be at the same speed."""
+        that were taken then count as the share of the new plan that they would be at the same speed, but
+        the warm-up, also of an encoder that was frozen, is not repeated."""
         if plan and plan.limits == self.limits:
             return plan
-        step = self.state.step
+        step, training = self.state.step, self.training
         total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
-        return Plan(step, step / total, total, 0, self.limits)
+        warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / (training.planned_steps or 1)
+        reached = plan.scheduled_at(step) if plan else 0.0
+        return Plan(step, max(step / total, min(reached, warm)), total, 0, self.limits)
 
     def add_step(self, seconds: float) -> bool:
         """Count a step that took some `seconds`. Repeats the plan that was written after it or, on rank 0,
@@ -171,8 +175,11 @@ class Clock:
         try:
             write_atomically(self.file, _PLANS.dump_json(plans, indent=1).decode() + "\n")
         except StorageError as error:
-            log.warning("%s; the plan stays the same", error)
+            if not self._failed:  # otherwise, it is tried again after each step
+                log.warning("%s; the plan stays the same until the file can be written", error)
+            self._failed = True
             return False
+        self._failed = False
         speed = format_duration(self._seconds_per_step)
         log.info("max_minutes: %d steps in all are planned now (%s per step)", plan.total_steps, speed)
         self.plans, self.state.plan = plans, plan

@@ -243,12 +243,15 @@ class ModelSelection:
         return begun < len(self.config.data.stages or ())
 
     def check_fingerprint(self) -> None:
-        """Discard the best score if the validation pairs or the search settings have changed."""
+        """Discard the best score if the validation pairs, the search settings or `alignment_head` have
+        changed."""
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.validation_fingerprint not in ("", fingerprint):
             state.initial_scores = {}
         if state.best_scores and state.validation_fingerprint != fingerprint:
-            self._warn("the validation pairs or the search have changed; the best score is discarded")
+            self._warn(
+                "the validation pairs, the search or alignment_head have changed; the best score is discarded"
+            )
             self._discard_best()
         state.validation_fingerprint = fingerprint
 

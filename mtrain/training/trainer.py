@@ -72,7 +72,7 @@ class Trainer:
         precision = self.learner.precision
         self.progress = Progress(config, self.state, self.total_steps, precision, ranks.is_first)
         self.selection = ModelSelection(run, self.state, self.progress, self.average, ranks)
-        background = saves_in_background(self.learner)
+        background = ranks.broadcast(saves_in_background(self.learner))  # hosts may have different memory
         self.saver = Saver(config, self.state, self.learner, self.average, self.progress, ranks, background)
         if run.checkpoint:
             self.saver.saved_step = self.state.step
@@ -137,8 +137,10 @@ class Trainer:
         steps = f"{window.steps_in_epoch} steps"
         if windows > 1:
             steps = f"about {steps} in {windows} windows"
-        if self.config.training.encoder_after:
-            log.info("encoder: frozen for the first %d steps", self.config.training.encoder_after)
+        training = self.config.training
+        if self.state.step < (training.encoder_after or 0) and "encoder" not in training.freeze:
+            about = "about " * (self.clock is not None)
+            log.info("encoder: frozen for the first %s%d steps", about, training.encoder_after)
         padding = (100 * share for share in window.plan.padding)
         log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
         total, stages = self.total_steps, len(self.config.data.stages or ())

@@ -10,6 +10,7 @@ import torch
 
 from mtrain import Translator
 from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.yaml_io import read_yaml_file
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.errors import DataError, ModelError
 from mtrain.training.fit import make_trainer
@@ -142,6 +143,9 @@ def test_a_model_or_run_may_get_an_alignment_head_later(make_config, before):
         later = {"max_steps": 2, "init_from": str(first)}
         tuned = fit_on_cpu(make_config(f"tuned-{head}", model=model, training=later))
         assert load_model(tuned).config.model.alignment_head == (before if head is None else head)
+        decoding = read_yaml_file(tuned / "config.yaml")["decoding"]
+        # That of a head is the last one.
+        assert (decoding["alignment_layer"] is None) == (before or head is True)
     resumed = fit_on_cpu(make_config(model={"alignment_head": not before}, training={"max_steps": 4}))
     assert load_model(resumed).config.model.alignment_head != before
 

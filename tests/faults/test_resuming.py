@@ -258,16 +258,17 @@ def test_10_a_lost_tokenizer_is_not_learned_again_under_checkpoints(make_config)
 
 
 @pytest.mark.parametrize(
-    ("pairs", "decoding", "best"),
+    ("pairs", "decoding", "head", "best"),
     [
-        (True, {}, 12),
-        pytest.param(False, {"max_length_ratio": 1.4}, 12, marks=pytest.mark.slow),
+        (True, {}, False, 12),
+        (False, {}, True, 12),
+        pytest.param(False, {"max_length_ratio": 1.4}, False, 12, marks=pytest.mark.slow),
         # Without effect on the text of greedy search:
-        (False, {"length_penalty": 0.5, "beam_size": 3, "batch_tokens": 99, "alignment_layer": 0}, 8),
+        (False, {"length_penalty": 0.5, "beam_size": 3, "batch_tokens": 99, "alignment_layer": 0}, False, 8),
     ],
 )
 def test_10_the_best_score_of_another_validation_is_discarded(
-    make_config, corpus, tmp_path, scripted_scores, caplog, pairs, decoding, best
+    make_config, corpus, tmp_path, scripted_scores, caplog, pairs, decoding, head, best
 ):
     scripted_scores(*map(with_bleu, (10, 40, 20)))
     files = {side: str(tmp_path / f"v.{side}") for side in ("source", "target")}
@@ -276,7 +277,12 @@ def test_10_the_best_score_of_another_validation_is_discarded(
     run = fit_on_cpu(make_config(data={"validation": files}))
     if pairs:
         Path(files["target"]).write_bytes(Path(files["target"]).read_bytes().replace(b"Katze", b"Maus"))
-    config = make_config(data={"validation": files}, decoding=decoding, training={"max_steps": 12})
+    config = make_config(
+        data={"validation": files},
+        decoding=decoding,
+        model={"alignment_head": head},
+        training={"max_steps": 12},
+    )
     fit(config, device="cpu", allow_data_change=pairs)
     assert ("the best score is discarded" in caplog.text) == (best == 12)
     assert json.loads((run / "checkpoints/index.json").read_text())["best"] == f"step-{best:08d}"

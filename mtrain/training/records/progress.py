@@ -73,6 +73,7 @@ class Progress:
             raise StorageError(f"{error}; {cure}") from None
         if self.file.exists():
             write_atomically(self.file, "".join(filter(self._is_current, lines)))
+        self.unwritten = [*filter(self._is_current, self.unwritten)]
         remove_later_samples(self.run_dir, self.state.step)
 
     def start(self) -> None:
@@ -80,6 +81,7 @@ class Progress:
         if self.is_first:
             self.tensorboard.start(self.state.step)
         self.clock = time.perf_counter()
+        self.bar.unpause()  # which does not count the time before
 
     def close(self) -> None:
         """Write what is left, and close the files."""

@@ -90,19 +90,16 @@ class Saver:
         ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
         if ranks.is_first:
             self._start_writing(tensors, last)
-        if last:
+        if last or not self.in_background:
             self.settle(ranks)
-        if not self.in_background:
-            self.saved_step = ranks.broadcast(self.saved_step)
 
     def settle(self, ranks: Ranks | None = None) -> None:
         """Wait for the thread, and let all ranks know whether the checkpoint is complete. All of `ranks` (by
         default, all ranks) call this together. Raises StorageError as `save` does, if the thread has."""
-        if self.in_background:
-            writing, self._writing = self._writing, None
-            if writing is not None:
-                writing.result()
-            self.saved_step = (ranks or self.ranks).broadcast(self.saved_step)
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+        self.saved_step = (ranks or self.ranks).broadcast(self.saved_step)
 
     def close(self) -> None:
         """Wait for the thread when training ends. An error that nothing else has noticed is logged."""

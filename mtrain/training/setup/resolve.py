@@ -2,8 +2,8 @@
 the run that it resumes, or, for the vocabulary size, from the corpus and the budget (`model.preset: auto`).
 
 Keys that the config does not set are inherited from the other model. Keys that it sets must have the values
-of that model, except for dropout rates, the decoding settings and, unless positions are learned,
-`data.max_length`.
+of that model, except for dropout rates, `model.alignment_head`, the decoding settings and, unless positions
+are learned, `data.max_length`.
 """
 
 import logging
@@ -39,7 +39,7 @@ from mtrain.storage.manifest import read_json
 
 log = logging.getLogger(__name__)
 
-_MAY_DIFFER = re.compile(r"model\.\w*dropout|decoding\.\w+")
+_MAY_DIFFER = re.compile(r"model\.(\w*dropout|alignment_head)|decoding\.\w+")
 Values = dict[str, dict[str, Any]]  # by section and key
 
 
@@ -98,14 +98,14 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
         require_translation(Path(init_from), found)
     settings = found.model_dump(mode="json")
     inherited = {section: settings[section] for section in ("tokenizer", "decoding")}
+    if config.model.alignment_head and not settings["model"]["alignment_head"]:
+        inherited["decoding"]["alignment_layer"] = None  # that of the head is chosen
     inherited["data"] = {"max_length": settings["max_length"]}
     if not classifies:
         inherited["data"]["language_tags"] = settings["language_tags"]
     others = {"head", *DECODER_KEYS} if classifies else set()
     if config.model.preset == "auto":
         others |= DROPOUT_KEYS
-    if "alignment_head" in config.model.model_fields_set:
-        others |= {"alignment_head"}
     kept = Architecture.model_fields.keys() - others
     inherited["model"] = {key: value for key, value in settings["model"].items() if key in kept}
     inherited["model"]["preset"] = config.model.preset  # `auto`: the recipe is yet to be chosen

@@ -11,7 +11,7 @@ _SMALLEST = 1e-9  # weights below this get no gradient; otherwise, it could over
 
 
 def alignment_loss(weights: Tensor, labels: Tensor, targets: Sequences, passes: int = 1) -> Tensor:
-    """The Kullback-Leibler divergence of the first head's attention from the mean of all heads, in nats,
+    """The Kullback-Leibler divergence of the mean of all heads from the first head's attention, in nats,
     summed over labels and multiplied by its weight in the loss.
 
     Garg et al., "Jointly Learning to Align and Translate with Transformer Models" (EMNLP 2019), section 4.2,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_info import read_info
-from mtrain.checkpoint.state import TrainState
+from mtrain.checkpoint.state import Plan, TrainState
 from mtrain.config.sections.training import Schedule, TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
@@ -26,7 +26,7 @@ from mtrain.training import clock as clock_module
 from mtrain.training.clock import Clock
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.step.learner import Learner
-from mtrain.training.step.learning_rate import learning_rate
+from mtrain.training.step.learning_rate import encoder_share, learning_rate
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import no_space
 from tests.support.ranks import exit_codes, fit_command, run_ranks, started_ranks
@@ -152,7 +152,7 @@ def test_a_plan_that_cannot_be_written_does_not_take_effect(tmp_path, caplog):
         for clock.state.step in range(1, 20):
             clock.state.seconds += 3
             assert not clock.add_step(3.0)
-    assert clock.plans[-1].total_steps == 100 and "the plan stays the same" in caplog.text
+    assert clock.plans[-1].total_steps == 100 and caplog.text.count("the plan stays the same") == 1
     clock.add_validation(1.0)
     clock.state.step, clock.state.seconds = 20, 59
     assert clock.add_step(3.0) and clock.plans[-1].total_steps < 30
@@ -252,6 +252,19 @@ def test_more_minutes_continue_a_finished_run_whose_rate_rises_and_decays_again(
     run = fit_on_cpu(make_config(training={**RECIPE, "max_minutes": 1.0}))
     assert 57 <= machine.now <= 63
     assert rates_of(run)[steps] > 0.2 * 0.005 and rates_of(run)[-1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("reached", [1.0, 0.25])
+def test_more_minutes_do_not_repeat_the_warm_up(tmp_path, reached):
+    """Nor is the encoder frozen again."""
+    state = TrainState(step=1000, seconds=120, plan=Plan(1000, reached, 1000, 0, (2.0, None)))
+    keys = {"warmup_steps": 100, "encoder_after": 200, "learning_rate": 1.0, "schedule": "wsd"}
+    training = TrainingConfig(max_minutes=200, planned_steps=1000, **keys)
+    plan = Clock(tmp_path, training, state, Ranks(torch.device("cpu")), most=None).plans[-1]
+    position = 1000 * plan.scheduled_at(1000)
+    assert position == pytest.approx(min(300, 1000 * reached)) and plan.total_steps == 100_000
+    assert learning_rate(position, training, 1000) == 1.0
+    assert encoder_share(position, training) == pytest.approx(1.0 if reached == 1.0 else 0.5)
 
 
 def test_a_run_with_too_few_planned_steps_does_not_end_with_them(tmp_path):
