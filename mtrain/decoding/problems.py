@@ -8,6 +8,8 @@ from typing import Literal
 
 import regex  # supports Unicode properties
 
+from mtrain.invisible_characters import is_blank
+
 Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
 
 _PUNCTUATION = regex.compile(r"[\p{P}\s]*")
@@ -40,8 +42,8 @@ def find_problem(source: str, translation: str, finished: bool = True) -> Proble
     A language with few or long characters alone, such as Chinese, is therefore no problem.
     """
     source, translation = source.strip(), translation.strip()
-    if not translation:
-        return "empty" if source else None
+    if is_blank(translation):
+        return None if is_blank(source) else "empty"
     if "\ufffd" in translation and "\ufffd" not in source:
         return "broken_characters"
     if not finished or (_loops(translation) and not _loops(source)):

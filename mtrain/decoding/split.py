@@ -25,6 +25,7 @@ LINE_BREAK = re.compile("(\r?\n)")
 _KHMER_END = regex.compile(
     r"(?V1)(?<=[\u17d4\u17d5][\p{Pe}\p{Pf}]*\s*)(?![\s\p{Pe}\p{Pf}\u17d4\u17d5]|ល\u17d4|\Z)"
 )
+_SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
 # Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
@@ -259,12 +260,13 @@ class Splitter(NamedTuple):
         symbols = self.tokenizer.source.tag(first)
         sentences = [first[len(symbols) :], *others]
         longest = max(1, self._most_ids - len(symbols))
-        return [[*symbols, *part] for ids in sentences for part in _cut(ids, self.tokenizer, longest)]
+        parts = [[*symbols, *part] for ids in sentences for part in _cut(ids, self.tokenizer, longest)]
+        return parts or [symbols]
 
     def _sentences(self, text: str) -> list[str]:
         """The sentences of a text, at least one. Sentences longer than `_BLOCK` characters are split, after a
         space if possible."""
-        sentences, found = list[str](), segment(base_language(self.language), text)
+        sentences, found = list[str](), _segment(base_language(self.language), text)
         if "\u17d4" in text or "\u17d5" in text:
             found = chain.from_iterable(map(_KHMER_END.split, found))
         for sentence in found:
@@ -276,6 +278,14 @@ class Splitter(NamedTuple):
                 start = end
             sentences.append(sentence[start:])
         return sentences or [text]
+
+
+def _segment(language: str, text: str) -> Iterator[str]:
+    """The sentences of a text. sentencex crashes if other white space than ASCII's precedes a full stop."""
+    start = 0
+    for sentence in segment(language, _SPACE_BEFORE_STOP.sub(" ", text)):
+        yield text[start : start + len(sentence)]
+        start += len(sentence)
 
 
 def _cut(ids: list[int], tokenizer: Tokenizer, longest: int) -> Iterator[list[int]]:

@@ -278,6 +278,7 @@ class Translator:
         is read; on a GPU, translations can then depend on when lines arrive.
         """
         lines = [lines] if isinstance(lines, str) else lines
+        prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
         workers = self.workers if self._ranks is None else SharedWorkers(self.workers, self._ranks)
         self.decoding.require_hypotheses(n_best)
         most, pauses = max(WINDOW, self.workers.lines_needed(self.decoding) * workers.count), Pauses(paused)

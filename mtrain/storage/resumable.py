@@ -116,7 +116,7 @@ class ResumableOutput:
                     return None  # from a finished job
                 if self.part.stat().st_size >= saved["bytes"]:
                     return saved
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             pass
         file = self.part if self.part.exists() else self.state_file
         raise UsageError(f"{file}: is damaged or was not written by mtrain; move it elsewhere")

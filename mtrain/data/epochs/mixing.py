@@ -18,17 +18,15 @@ from math import ceil, floor
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.stages import Stage
 from mtrain.data.epochs.schedule import StageStarts, WindowLayout
 from mtrain.data.store.shards import Shard, StoredRows
-from mtrain.data.text.hashes import hash_numbers
+from mtrain.data.text.hashes import Hashes, hash_numbers
 from mtrain.errors import DataError
 from mtrain.tokenizer.rows import Ids, Indices
 
-Hashes = npt.NDArray[np.uint64]
 _LAST_HASH = np.uint64(2**64 - 1)
 
 

@@ -26,7 +26,7 @@ from mtrain.config.sections.corpora import (
 from mtrain.data import Pair
 from mtrain.data.reading.files import LineCorpus, files_by_pair, files_of, load_dataset, toy_pairs
 from mtrain.data.reading.lines import Digests, LineBlocks, decode_block, is_seekable, open_blocks, read_range
-from mtrain.data.reading.records import Column, ScoredPair, split_quoted, try_pair
+from mtrain.data.reading.records import Column, ScoredPair, columns_of, split_quoted, try_pair
 from mtrain.errors import DataError
 from mtrain.invisible_characters import is_blank
 
@@ -79,15 +79,14 @@ def read_blocks(
     `digests` receives the SHA-256 of each file that has been read completely. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
-    columns: list[str] = []
+    fields: list[str] = []
     if isinstance(corpus, ParquetCorpus | HubCorpus):
         fields = [corpus.source_field, corpus.target_field] + ([score] if isinstance(score, str) else [])
-        columns = [field.split(".")[0] for field in fields]
     if isinstance(corpus, ParquetCorpus):
         from mtrain.data.reading.parquet import read_parquet  # takes long to import
 
         first = start.first
-        for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1, digests):
+        for file, skipped, rows in read_parquet(files_of(corpus), fields, size, first - 1, digests):
             end = first + len(rows)
             yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)
             first = end
@@ -96,8 +95,9 @@ def read_blocks(
         yield from _read_lines(corpus, digests, size, start, by_range)
         return
     records: Any = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
+    columns = columns_of(fields, records.column_names) if fields else []
     if columns and {*columns} <= {*records.column_names}:  # else an error names all columns
-        records = records.select_columns([*dict.fromkeys(columns)])
+        records = records.select_columns(columns)
     for begin in range(start.first - 1, len(records), size):
         block = records[begin : begin + size]
         if isinstance(block, dict):  # the columns of a table

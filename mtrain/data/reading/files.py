@@ -72,7 +72,7 @@ def further_references(corpus: Corpus) -> list[list[Path]]:
         return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
     if not isinstance(corpus, TextTestSet):
         return []
-    return [_partners(corpus.source, name) or expand(name) for name in corpus.references]
+    return [_partners(corpus.source, name) for name in corpus.references]
 
 
 def files_by_pair(corpus: LineCorpus) -> list[tuple[Path, ...]]:
@@ -83,13 +83,7 @@ def files_by_pair(corpus: LineCorpus) -> list[tuple[Path, ...]]:
         return [tuple(sacrebleu_files(corpus.sacrebleu, corpus.langs)[:2])]
     if not isinstance(corpus, TextCorpus):
         return [(file,) for file in expand(name_of(corpus))]
-    sources, targets = expand(corpus.source), expand(corpus.target)
-    if partners := _partners(corpus.source, corpus.target):
-        return [*zip(sources, partners, strict=True)]
-    if len(sources) != len(targets):
-        counts = f"{corpus.source} matches {len(sources)} files but {corpus.target} matches {len(targets)}"
-        raise DataError(f"{counts}; each source file needs a target file")
-    return [*zip(sources, targets, strict=True)]
+    return [*zip(expand(corpus.source), _partners(corpus.source, corpus.target), strict=True)]
 
 
 def place_of(corpus: Corpus, number: int) -> str:
@@ -107,13 +101,21 @@ def expand(pattern: str) -> list[Path]:
 
 def _partners(pattern: str, other: str) -> list[Path]:
     """The file of the other pattern that belongs to each file of the first: the wildcards stand for the same
-    text. Empty if the patterns do not have the same number of wildcards.
+    text.
 
-    Raises DataError if a file of either side has no partner, or a pattern matches nothing.
+    Raises DataError if a file of either side has no partner, if that cannot be told because the patterns do
+    not have the same number of wildcards, or if a pattern matches nothing.
     """
     files, others = _by_wildcards(pattern), _by_wildcards(other)
     if not files or not others or len(next(iter(files))) != len(next(iter(others))):
-        return []
+        sources, found = expand(pattern), expand(other)
+        if len(sources) != len(found):
+            counts = f"{pattern} matches {len(sources)} files but {other} matches {len(found)}"
+            raise DataError(f"{counts}; each source file needs one of its own")
+        if len(found) > 1:
+            cure = "give patterns with the same wildcards, or one corpus for each file"
+            raise DataError(f"{pattern} and {other}: cannot tell which files belong together; {cure}")
+        return found
     for found, expected, missing in ((files, others, other), (others, files, pattern)):
         for text, file in found.items():
             if text not in expected:

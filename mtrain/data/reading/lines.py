@@ -230,11 +230,11 @@ def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
     """The lines of a block, of which the first has number `first` (from 1) in the file `name`."""
     if not block:
         return []
-    block = block.removeprefix(_BOM) if first == 1 else block  # a line even if nothing is left of it
     try:
         if b"\0" in block or len(block) > MAX_LINE:
             raise ValueError
-        text = (block.replace(b"\r\n", b"\n") if b"\r" in block else block).decode()
+        own = block.removeprefix(_BOM) if first == 1 else block  # a line even if nothing is left of it
+        text = (own.replace(b"\r\n", b"\n") if b"\r" in own else own).decode()
     except ValueError:  # a line may not be valid
         return list(decode_lines(io.BytesIO(block), name, first))
     lines = cast(list[str | DataError], text.split("\n"))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mtrain.data.reading.lines import Digests
+from mtrain.data.reading.records import columns_of
 from mtrain.errors import DataError
 
 _CHUNK = 2**20  # bytes that are hashed at a time
@@ -29,15 +30,15 @@ def count_rows(files: Iterable[Path]) -> int:
 
 def read_parquet(
     files: Sequence[Path],
-    columns: Sequence[str] | None,
+    fields: Sequence[str] | None,
     size: int,
     skipped: int = 0,
     digests: Digests | None = None,
 ) -> Iterator[tuple[Path, int, list[Row]]]:
     """Yield the rows of some files after the first `skipped` ones, in blocks that end at multiples of `size`
     rows, and with each file. With each block comes its file, and the number of rows of the files before it.
-    Only the given columns are read; if none are given or a file lacks one, all. `digests` receives the
-    SHA-256 of each file that has been read completely.
+    Only the columns of the given fields are read; if none are given or a file lacks one, all. `digests`
+    receives the SHA-256 of each file that has been read completely.
 
     Raises DataError if a file is missing or unreadable.
     """
@@ -48,7 +49,7 @@ def read_parquet(
             is_hashed = digests is not None and done == before
             hasher = _Hasher(stack.enter_context(path.open("rb"))) if is_hashed else None
             if done < before + count:
-                rows = _read_rows(file, columns, size, done - before, hasher)
+                rows = _read_rows(file, fields, size, done - before, hasher)
                 while block := list(islice(rows, size - done % size)):
                     yield path, before, block
                     done += len(block)
@@ -58,11 +59,13 @@ def read_parquet(
 
 
 def _read_rows(
-    file: pq.ParquetFile, columns: Sequence[str] | None, size: int, skipped: int, hasher: "_Hasher | None"
+    file: pq.ParquetFile, fields: Sequence[str] | None, size: int, skipped: int, hasher: "_Hasher | None"
 ) -> Iterator[Row]:
     """The rows of a file after the first `skipped` ones. `hasher` hashes the bytes of a row group just before
     its rows are read, so that these are still in memory and the file is read from the disk once."""
-    wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
+    names = file.schema_arrow.names
+    columns = columns_of(fields or (), names)
+    wanted = columns if columns and set(columns) <= set(names) else None
     before = 0  # rows
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)

@@ -6,7 +6,7 @@ TSV fields may be in double quotes, as written by spreadsheets and the csv modul
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from mtrain.config.sections.corpora import FieldsCorpus, TsvCorpus
@@ -88,7 +88,16 @@ def _text_of(record: Any, field: str) -> str:
     return value
 
 
+def columns_of(fields: Iterable[str], names: Collection[str]) -> list[str]:
+    """The columns of a table that have some fields; see `_value_of`."""
+    return [*dict.fromkeys(field if field in names else field.partition(".")[0] for field in fields)]
+
+
 def _value_of(record: Any, field: str) -> Any:
+    """The value of a field; a dot in its name separates an object and a field in it, unless a field of the
+    record has this name."""
+    if isinstance(record, dict) and field in record:
+        return record[field]
     value = record
     for key in field.split("."):
         if not isinstance(value, dict) or key not in value:

@@ -145,7 +145,7 @@ def draw_candidates(
 
 
 class HoldoutSampler:
-    """Draws `count` pairs with distinct sources, in each direction; each source is equally likely.
+    """Draws `count` pairs; those of a direction have distinct sources, and each source is equally likely.
 
     They are the pairs with the smallest digests. If the corpus grows, no pair that was in it
     before becomes held out; if it shrinks, only the missing held-out pairs are replaced.

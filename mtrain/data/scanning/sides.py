@@ -149,8 +149,7 @@ class _DetectedLanguage:
     def is_in(self, language: str, other: str) -> bool:
         """Whether the texts are in a language and not in the other one."""
         fits, fits_other = (self._has_script_of(each) for each in (language, other))
-        seen = self.identified and self.identified.code
-        return fits and (not fits_other or is_same_language(seen, language))
+        return fits and (not fits_other or bool(self.identified and self.identified.is_in(language)))
 
     def is_not_in(self, language: str) -> bool:
         """Whether the texts are certainly not in a language."""

@@ -26,9 +26,19 @@ class Identified(NamedTuple):
     code: str
     others: frozenset[str]
 
+    def is_in(self, language: str) -> bool:
+        """Whether the text seems to be in a language."""
+        return self.code == base_language(_label_of(language))
+
     def is_not(self, language: str) -> bool:
         """Whether the text is certainly not in a language."""
-        return base_language(language) in self.others
+        return _label_of(language) in self.others
+
+
+def _label_of(language: str) -> str:
+    """What py3langid calls a language."""
+    base = base_language(language)
+    return _LABELS.get(base, base)
 
 
 def can_identify() -> bool:
@@ -42,9 +52,7 @@ def identify_language(texts: Sequence[str]) -> Identified | None:
     text = "\n".join(texts[:: -(-len(texts) // _TEXTS) or 1])
     if not can_identify() or sum(map(str.isalpha, text)) < _LETTERS:
         return None
-    import py3langid
-
-    codes = [code for code, _ in py3langid.rank(text)]  # the most probable first
+    codes = [code for code, _ in _identifier().rank(text)]  # the most probable first
     code = base_language(_CHINESE.get(codes[0], codes[0]))
     return None if code == _NO_LANGUAGE else Identified(code, frozenset(codes[_SIMILAR:]))
 
@@ -81,7 +89,7 @@ class LanguageFilter:
         if not can_identify():
             raise UsageError(f"data.filters.language needs py3langid, which is not installed; run `{EXTRA}`")
         self._model = _identifier()
-        self._label = _LABELS.get(base_language(language), base_language(language))
+        self._label = _label_of(language)
         if self._label not in self._model.labels:
             known = ", ".join(sorted(self._model.labels))
             raise UsageError(f"data.filters.language: py3langid does not know {language}; it knows {known}")

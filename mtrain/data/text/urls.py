@@ -15,7 +15,7 @@ _WITHOUT_SPACES = (
 _START = r"(?:https?|ftp)://|(?<![a-z0-9])www\."
 _URL = regex.compile(
     rf"""(?V1ix) (?:{_START}) (?=[\p{{L}}\p{{N}}\[])
-    (?: (?! [,;]+ (?:{_START}))  # another one may follow directly
+    (?: (?! (?<![,;]) [,;]+ (?:{_START}))  # another one may follow directly
         [a-z0-9\-._~:/?\#\[\]@!$&'()*+,;=%]
       | [[\p{{Latin}}\p{{M}}]--[\uff00-\uffef]]
       | (?<![a-z0-9]) [[\p{{L}}\p{{N}}]--[{_WITHOUT_SPACES}]]

@@ -29,6 +29,7 @@ LONG = "A man in a blue shirt is standing on a ladder and cleans a window."
             "पेइचिंग के एक रेस्तराँ में हमने बहुत अच्छा खाना खाया।",
         ),
         (LONG, "Ein Mann reinigt ein Fenster."),
+        ("\u200b", ""),
     ],
 )
 def test_usual_translations_have_no_problem(source: str, translation: str):

@@ -234,11 +234,19 @@ def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> Non
         ("ur-PK", "میں گھر جاتا ہوں۔وہ سوتا ہے۔ کیا؟ ہاں۔", 4),
         ("hy", "Ես գնում եմ տուն։ Նա քնած է։", 2),
         ("und", "One. Two.", 2),
+        ("en", "Take vitamin C\u00a0. It helps\u3000.", 2),
+        ("ja", "C\u202f.", 1),
     ],
 )
 def test_sentences_end_as_the_language_ends_them(translator: Translator, language, text, count) -> None:
     parts = Splitter(translator.tokenizer, 300, language, "sentences").parts_of([text], [], 0)
     assert len(parts) == count
+
+
+def test_a_line_of_symbols_is_a_part(tagging: Tokenizer) -> None:
+    for mode in ("long", "sentences"):
+        parts = Splitter(tagging, 31, "en", mode).parts_of(["<polite>", "It rains."], [], 0, alignments=True)
+        assert [part.source[:-1] for part in parts] == tagging.encode_source(["<polite>", "It rains."])
 
 
 def test_a_long_text_is_segmented_in_blocks(translator: Translator) -> None:

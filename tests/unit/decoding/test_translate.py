@@ -230,7 +230,7 @@ def test_translations_begin_with_the_given_prefixes(translator: Translator) -> N
     given = ["Eine Katze", "", "Zwei"]
     found = translator.translate(SOURCES[:3], prefixes=given)
     assert found[0].text.startswith("Eine Katze") and found[1].text == TARGETS[1]
-    other = translator.translate(SOURCES[:1], prefixes=["Kinder spielen"])
+    other = translator.translate(SOURCES[0], prefixes="Kinder spielen")
     assert other[0].text.startswith("Kinder spielen") and other[0].log_prob < found[0].log_prob
     for wrong, message in ((["Eine"], "fewer prefixes"), (["Eine", "", "", ""], "more prefixes")):
         with pytest.raises(UsageError, match=message):

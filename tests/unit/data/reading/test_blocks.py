@@ -165,6 +165,16 @@ def test_parquet_pattern_and_dotted_fields(tmp_path: Path):
     assert read(parquet=pattern, source_field="translation.en", target_field="translation.fr") == PAIRS
 
 
+def test_the_name_of_a_field_may_contain_a_dot(tmp_path: Path):
+    """As in tables that were flattened."""
+    records = [{"translation.en": s, "translation.fr": t, "translation": {"en": "no"}} for s, t in PAIRS]
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
+    write(tmp_path / "a.jsonl", map(json.dumps, records))
+    fields = {"source_field": "translation.en", "target_field": "translation.fr"}
+    assert read(parquet=tmp_path / "a.parquet", **fields) == PAIRS
+    assert read(jsonl=tmp_path / "a.jsonl", **fields) == PAIRS
+
+
 @pytest.mark.parametrize("size", [1, 4, 7, 100])
 def test_parquet_files_are_read_in_blocks(tmp_path: Path, size: int):
     """Several files, one of them empty, with several row groups, are read from any block on."""
@@ -233,13 +243,14 @@ def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, s
 
 @settings(deadline=None, max_examples=80)
 @given(
+    begin=st.sampled_from([b"x", 2 * b"\xef\xbb\xbf"]),
     content=st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\xc3\xa9", b"\xff", b"\0", b"\xef\xbb\xbf"])),
     size=st.integers(1, 4),
     packer=st.sampled_from(list(PACKERS)),
 )
-def test_blocks_of_any_size_contain_the_same_lines(tmp_path_factory, content, size: int, packer: str):
+def test_blocks_of_any_size_contain_the_same_lines(tmp_path_factory, begin, content, size: int, packer: str):
     file = tmp_path_factory.getbasetemp() / f"blocks{packer}"
-    file.write_bytes(PACKERS[packer](b"x" + b"".join(content)))
+    file.write_bytes(PACKERS[packer](begin + b"".join(content)))
     blocks = []
     with open_blocks(file) as lines:
         while block := lines.take(size):
@@ -658,6 +669,10 @@ def test_unpaired_files_are_an_error(tmp_path: Path):
         read(**spec)
     with pytest.raises(DataError, match=r"en matches 3 files but .*r matches 4; each source file needs"):
         read(source=spec["source"], target=tmp_path / "part-*.*r")
+    (tmp_path / "part-4.fr").unlink()
+    for other in ({"target": tmp_path / "part-*.*r"}, {"source": tmp_path / "part-?.*n"}):
+        with pytest.raises(DataError, match="cannot tell which files belong together; give patterns with"):
+            read(**{**spec, **other})
 
 
 def test_files_are_paired_by_the_text_of_the_wildcards(tmp_path: Path):

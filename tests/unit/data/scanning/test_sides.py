@@ -106,6 +106,7 @@ def test_texts_that_tell_nothing(sources, targets):
 
 ENGLISH, FRENCH = (list(side)[:200] for side in zip(*toy_pairs("train"), strict=True))
 RUSSIAN = ["Это предложение написано по-русски, чтобы мы могли это проверить."] * 20
+NORWEGIAN = ["Hunden løper fort gjennom parken, og barna leker på stranden om sommeren."] * 20
 CHINESE = ["猫在垫子上睡觉，狗在院子里散步。"] * 20
 
 
@@ -118,6 +119,8 @@ def test_exchanged_sides(monkeypatch, is_installed):
     assert find_wrong_languages(CHINESE, RUSSIAN, Direction("ru", "zh-TW")) == cure.format("zh-TW", "ru")
     found = find_wrong_languages(FRENCH, ENGLISH, Direction("en", "fr"))
     assert found == (cure.format("fr", "en") if is_installed else "")
+    found = find_wrong_languages(NORWEGIAN, ENGLISH, Direction("en", "nb"))  # which py3langid calls no
+    assert found == (cure.format("nb", "en") if is_installed else "")
 
 
 @pytest.mark.parametrize(
