@@ -72,7 +72,8 @@ def further_references(corpus: Corpus) -> list[list[Path]]:
         return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
     if not isinstance(corpus, TextTestSet):
         return []
-    return [_partners(corpus.source, name) for name in corpus.references]
+    found = [(name, expand(name)) for name in corpus.references]
+    return [_partners(corpus.source, name) if len(files) > 1 else files for name, files in found]
 
 
 def files_by_pair(corpus: LineCorpus) -> list[tuple[Path, ...]]:
@@ -108,14 +109,14 @@ def _partners(pattern: str, other: str) -> list[Path]:
     """
     files, others = _by_wildcards(pattern), _by_wildcards(other)
     if not files or not others or len(next(iter(files))) != len(next(iter(others))):
-        sources, found = expand(pattern), expand(other)
-        if len(sources) != len(found):
-            counts = f"{pattern} matches {len(sources)} files but {other} matches {len(found)}"
+        sources, partners = expand(pattern), expand(other)
+        if len(sources) != len(partners):
+            counts = f"{pattern} matches {len(sources)} files but {other} matches {len(partners)}"
             raise DataError(f"{counts}; each source file needs one of its own")
-        if len(found) > 1:
+        if len(partners) > 1:
             cure = "give patterns with the same wildcards, or one corpus for each file"
             raise DataError(f"{pattern} and {other}: cannot tell which files belong together; {cure}")
-        return found
+        return partners
     for found, expected, missing in ((files, others, other), (others, files, pattern)):
         for text, file in found.items():
             if text not in expected:

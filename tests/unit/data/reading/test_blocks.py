@@ -684,6 +684,8 @@ def test_files_are_paired_by_the_text_of_the_wildcards(tmp_path: Path):
     assert read(**spec) == [Pair("1", "1"), Pair("10", "10")]
     [references] = further_references(TextTestSet(**spec, references=[str(tmp_path / "ref-*-de")]))
     assert [file.name for file in references] == ["ref-1-de", "ref-10-de"]
+    one = str(tmp_path / "ref-1-de")  # a file with the lines of all sources
+    assert further_references(TextTestSet(**spec, references=[one, one])) == [[Path(one)]] * 2
 
 
 def test_lines_must_match_file_by_file(tmp_path: Path):
