@@ -392,7 +392,11 @@ def send_in_step(monkeypatch: pytest.MonkeyPatch, at: int, *numbers: signal.Sign
 )
 def test_47_signals_of_closed_terminals_and_batch_systems_save(make_config, monkeypatch, numbers):
     send_in_step(monkeypatch, 2, *numbers)
-    with pytest.raises(Interrupted, match=f"stopped by {numbers[0].name}; saved at step 2") as stopped:
+    message = f"stopped by {numbers[0].name}; saved at step 2"
+    with (
+        handling(dict.fromkeys(numbers, signal.SIG_DFL)),
+        pytest.raises(Interrupted, match=message) as stopped,
+    ):
         fit_on_cpu(make_config(training={"max_steps": 50}))
     assert stopped.value.exit_code == 128 + numbers[0]
     assert last_checkpoint(Path(make_config().run_dir)).name == "step-00000002"
@@ -412,7 +416,8 @@ def test_47_a_closed_terminal_saves_although_nothing_can_be_shown(config_file, t
     """The kernel sends SIGHUP, and writing to the terminal fails."""
     reader, terminal = pty.openpty()
     job = ["fit", config_file, "--device", "cpu", "--set", "training.max_steps=100000"]
-    child = start_forked(*job, "--set", "training.patience=null", streams=[terminal] * 3)
+    with handling({signal.SIGHUP: signal.SIG_DFL}):  # the tests may run under nohup
+        child = start_forked(*job, "--set", "training.patience=null", streams=[terminal] * 3)
     os.close(terminal)
     assert wait_until(child, (tmp_path / "run/metrics.jsonl").exists) is None
     os.close(reader)
