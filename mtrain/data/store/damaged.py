@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtrain.errors import StorageError
-from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
+from mtrain.storage.manifest import read_json
 
 _REPORTED = "suspect-shards.json"  # in the run folder
 
 
 def read_reported_shards(run_dir: Path) -> frozenset[int]:
     """The indices of the shards that were found to be damaged, and not verified since."""
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        return frozenset(map(int, json.loads(read_file(run_dir / _REPORTED))))
+    with suppress(ValueError, TypeError):
+        return frozenset(map(int, read_json(run_dir / _REPORTED)))
     return frozenset()
 
 
