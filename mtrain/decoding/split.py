@@ -5,7 +5,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice, tee
+from itertools import accumulate, chain, islice, tee
 from typing import NamedTuple
 
 import regex  # supports Unicode properties
@@ -27,7 +27,9 @@ _KHMER_END = regex.compile(
 )
 _SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 
-_BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
+_BLOCK = 10_000  # maximum characters of a line that is not split, to bound memory
+_SEGMENTED = 4000  # characters that sentencex divides at a time, in milliseconds
+_CONTEXT = 1000  # of these, the last ones, of which it may not know yet where they belong
 # Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
 # except with many workers; see `Workers.lines_needed`.
 WINDOW = 4096
@@ -264,28 +266,28 @@ class Splitter(NamedTuple):
         return parts or [symbols]
 
     def _sentences(self, text: str) -> list[str]:
-        """The sentences of a text, at least one. Sentences longer than `_BLOCK` characters are split, after a
-        space if possible."""
-        sentences, found = list[str](), _segment(base_language(self.language), text)
+        """The sentences of a text, at least one; see `_segment`."""
+        found = _segment(base_language(self.language), text)
         if "\u17d4" in text or "\u17d5" in text:
             found = chain.from_iterable(map(_KHMER_END.split, found))
-        for sentence in found:
-            start = 0
-            while len(sentence) - start > _BLOCK:
-                space = sentence.rfind(" ", start + 1, start + _BLOCK)
-                end = space + 1 if space > 0 else start + _BLOCK
-                sentences.append(sentence[start:end])
-                start = end
-            sentences.append(sentence[start:])
-        return sentences or [text]
+        return [*found] or [text]
 
 
 def _segment(language: str, text: str) -> Iterator[str]:
-    """The sentences of a text. sentencex crashes if other white space than ASCII's precedes a full stop."""
+    """The sentences of a text, in parts of at most `_SEGMENTED` characters, which end after a space if
+    possible: the time of sentencex is quadratic in the length. It crashes if other white space than ASCII's
+    precedes a full stop."""
     start = 0
-    for sentence in segment(language, _SPACE_BEFORE_STOP.sub(" ", text)):
-        yield text[start : start + len(sentence)]
-        start += len(sentence)
+    while start < len(text):
+        block = text[start : start + _SEGMENTED]
+        sentences = list(segment(language, _SPACE_BEFORE_STOP.sub(" ", block))) or [block]
+        if start + len(block) < len(text):  # the last sentences may continue, or be within quotation marks
+            ends = accumulate(map(len, sentences))
+            known = [each for each, end in zip(sentences, ends, strict=True) if end <= len(block) - _CONTEXT]
+            sentences = known or [block[: block.rfind(" ", 1) + 1] or block]
+        for sentence in sentences:
+            yield text[start : start + len(sentence)]
+            start += len(sentence)
 
 
 def _cut(ids: list[int], tokenizer: Tokenizer, longest: int) -> Iterator[list[int]]:

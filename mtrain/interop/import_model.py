@@ -103,7 +103,10 @@ def _convert(
     raw = {
         **_languages(names, imported),
         "max_length": min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions,
-        "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
+        "tokenizer": {
+            **{"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
+            "symbols": [] if tokenizer.source.ids else tokenizer.source.symbol_names,
+        },
         "model": model.model_dump(mode="json"),
         "decoding": _decoding(folder, config, model, imported),
     }

@@ -170,7 +170,7 @@ def _by_target_language(run: RunRecords) -> dict[str | None, list[Sentence]]:
     assert run.best is not None
     data = config_section(run.config, "data")
     configured = data.get("target_lang")
-    tagged = data.get("language_tags", "none") != "none"
+    tagged = data.get("language_tags") in ("target", "both")
     found: dict[str | None, list[Sentence]] = {}
     for sentence in run.best.sentences:
         language = configured if isinstance(configured, str) else None

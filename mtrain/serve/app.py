@@ -42,7 +42,8 @@ async def _translate(server: Server, request: Request) -> Response:
     answers: list[dict[str, Any]] = [{} for _ in texts]
     sources = [source] * len(texts)
     if source == "auto":
-        detected = await _detect_each(server, texts, target)
+        plain = await run_in_threadpool(_without_markup, texts) if wanted.html else texts
+        detected = await _detect_each(server, plain, target)
         answers = [{"detectedLanguage": each} for each in detected]
         sources = [each["language"] for each in detected]
     for language in dict.fromkeys(sources):
@@ -53,6 +54,11 @@ async def _translate(server: Server, request: Request) -> Response:
     if isinstance(q, list):
         return JSONResponse({key: [answer[key] for answer in answers] for key in answers[0]})
     return JSONResponse(answers[0])
+
+
+def _without_markup(texts: Sequence[str]) -> list[str]:
+    """What is to be translated in each HTML."""
+    return ["\n".join(Html(text).texts) for text in texts]
 
 
 async def _detect_each(server: Server, texts: Sequence[str], target: str) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """The models of a server, and the directions that they translate in."""
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,9 +35,9 @@ class ServedModel:
         unknown."""
         sources, targets = _languages_of(translator)
         if "und" in (*sources, *targets):
-            cure = "write source_lang and target_lang in its config.yaml"
+            cure = "import it again with --set source_lang=... --set target_lang=..."
             raise ModelError(f"{path}: the languages of the model are unknown; {cure}")
-        folder = path.resolve()
+        folder = Path(os.path.normpath(path.absolute()))  # a link has a name of its own
         name = folder.parent.name if folder.name == "model" else folder.name
         return cls(name, translator, _short_codes(sources), _short_codes(targets))
 
@@ -62,10 +64,11 @@ def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]
         return [own.source], [own.target]
     if tags.startswith("codes"):
         return [*vocabulary.codes], [*vocabulary.codes]
-    names = sorted(vocabulary.pieces[i][1:-1] for i in vocabulary.symbols)
+    names = sorted(each[1:-1] for each in vocabulary.symbol_names if re.fullmatch("<.+>", each))
     targets = [name[1:] for name in names if name.startswith("2")]
-    if tags == "both":
-        return [name for name in names if not name.startswith("2")], targets
+    if tags == "both":  # other symbols have no meaning as languages
+        known = {own.source, *targets}
+        return [name for name in names if name in known or find_language(name)], targets
     return (targets if own.source in targets else [own.source]), targets
 
 

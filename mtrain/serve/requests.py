@@ -38,7 +38,7 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):
             if kind in _FORMS:
-                form = await request.form(max_part_size=limit)
+                form = await request.form(max_fields=MOST_TEXTS + 100, max_part_size=limit)
                 fields: Any = {key: each if len(each := form.getlist(key)) > 1 else each[0] for key in form}
             else:
                 fields = json.loads(await request.body())

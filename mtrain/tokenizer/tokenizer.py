@@ -76,7 +76,7 @@ class Tokenizer:
         unless each of its words is a symbol of the vocabulary."""
         if not tag:
             return []
-        names = sorted(self.source.pieces[i] for i in self.source.symbols)
+        names = sorted(self.source.symbol_names)
         if missing := [word for word in tag.split() if word not in names]:
             found = f"the vocabulary has no language tag {missing[0]}"
             raise UsageError(f"{found}; its symbols are {', '.join(names) or 'none'}")

@@ -173,6 +173,11 @@ class Vocabulary:
         types = types_of_pieces(self.processor.serialized_model_proto())
         return frozenset(i for i, type_ in enumerate(types) if type_ == _USER_DEFINED)
 
+    @property
+    def symbol_names(self) -> list[str]:
+        """The pieces of `symbols`, in the order of their ids."""
+        return [self.pieces[i] for i in sorted(self.symbols)]
+
     @cached_property
     def marian_tags(self) -> list[str]:
         """The language tags of a Marian model, such as `>>fra<<`."""
@@ -186,7 +191,7 @@ class Vocabulary:
             return None
         if self._has_tags:
             return re.compile(rf"\A{_TAG.pattern}", _TAG.flags)
-        return pattern_of([self.pieces[i] for i in self.symbols])
+        return pattern_of(self.symbol_names)
 
     def normalizer(self) -> SentencePieceNormalizer | None:
         """How texts are normalized before they are segmented; see `make_normalizer`."""

@@ -1,6 +1,6 @@
 """The translations that `mtrain evaluate` scores, made by models or read from files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,9 +103,10 @@ def evaluate_models(
 
                 def work(path: Path = path, translator: "Translator" = translator) -> None:
                     if not tests:
-                        _check_models(inputs.models[1:], translator.direction, decoding_settings, beam_size)
                         plain = given or _configured_test_sets(inputs, data_settings, texts)
                         tests.extend(with_augmented(plain, inputs.augment, translator))
+                        used = {test.direction or translator.direction for test in tests}
+                        _check_models(inputs.models[1:], used, decoding_settings, beam_size)
                     for test in tests:  # fail now, not after the first of them
                         _between(path, translator, test.direction or translator.direction)
                         metrics.make(test.target_lang(translator.target_lang))
@@ -118,13 +119,14 @@ def evaluate_models(
 
 
 def _check_models(
-    others: Sequence[Path], direction: Direction, settings: Sequence[str], beam_size: int | None
+    others: Sequence[Path], directions: Iterable[Direction], settings: Sequence[str], beam_size: int | None
 ) -> None:
     """Raise an error now, not after the translation by the first model, if another one cannot be used."""
     for path in others:
         with load_translator(path, "cpu", settings) as translator:
             refuse_beam_size_of_sampling(translator, beam_size)
-            _between(path, translator, direction)
+            for direction in directions:
+                _between(path, translator, direction)
 
 
 def _between(path: Path, translator: "Translator", languages: tuple[str | None, str | None]) -> "Translator":

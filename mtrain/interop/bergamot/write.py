@@ -62,7 +62,7 @@ def languages_of(config: ModelFolderConfig) -> tuple[str, str]:
     they are unknown or unusual."""
     codes = config.source_lang, config.target_lang
     if "und" in codes or not all(re.fullmatch(r"[\w-]+", code, re.ASCII) for code in codes):
-        cure = "write codes such as de or pt-BR as source_lang and target_lang in its config.yaml"
+        cure = "import it again with codes such as de: --set source_lang=... --set target_lang=..."
         raise ModelError(f"the languages of the model are {codes[0]} and {codes[1]}; {cure}")
     return codes
 
@@ -83,7 +83,7 @@ def _sentencepiece_model(vocabulary: Vocabulary, size: int) -> bytes:
     named = zip(own, vocabulary.pieces, strict=False)
     if any(theirs not in (piece, f"<no piece {i}>") for i, (piece, theirs) in enumerate(named)):
         problem = "bergamot needs the ids of SentencePiece, but this tokenizer has other ids, in vocab.json"
-        raise ModelError(f"{problem}; use --format transformers")
+        raise ModelError(f"{problem}; use --format ctranslate2")
     names = [f"<unused {i}>" for i in range(len(own), size)]
     return with_control_pieces(processor.serialized_model_proto(), names)
 

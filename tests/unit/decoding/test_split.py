@@ -249,6 +249,14 @@ def test_a_line_of_symbols_is_a_part(tagging: Tokenizer) -> None:
         assert [part.source[:-1] for part in parts] == tagging.encode_source(["<polite>", "It rains."])
 
 
+def test_long_texts_have_the_sentences_of_short_ones(translator: Translator) -> None:
+    """Their time is linear; sentencex alone would take minutes."""
+    splitter = Splitter(translator.tokenizer, 300, "zh", "sentences")
+    for text in ("猫在睡觉。下雨了！", "«One. Two» Three. "):
+        few, many = (len(splitter.parts_of([count * text], [], 0)) for count in (10, 50_000))
+        assert many == 5_000 * few
+
+
 def test_a_long_text_is_segmented_in_blocks(translator: Translator) -> None:
     for text in ("word " * 5000, "x" * 25_000):
         parts = Splitter(translator.tokenizer, 100, "en").split_line(text)

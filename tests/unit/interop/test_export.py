@@ -225,7 +225,9 @@ def test_language_tags_survive_export_to_marian_and_import(tokenizers, tmp_path)
     write_manifest(model)
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
     import_model(str(tmp_path / "out"), tmp_path / "back")
-    assert load_model(tmp_path / "back").config.language_tags == "target"
+    loaded, back = load_model(model), load_model(tmp_path / "back")
+    assert back.config.language_tags == "target"
+    assert back.config.tokenizer.symbols == loaded.tokenizer.source.symbol_names
 
 
 def test_forbidden_tokens_of_an_imported_model_stay_forbidden_in_ctranslate2(ctranslate2, tmp_path):

@@ -205,6 +205,9 @@ def test_greedy_translations_equal_those_of_generate(made):
     with Translator.load(made.imported, "cpu", workers=1).between(*made.languages()) as translator:
         texts_of_ids = loaded.tokenizer.decode(generated(made, loaded, texts, 1))
         assert [one.text for one in translator.translate(texts)] == texts_of_ids
+        long, limit = " ".join(texts), m2m_100.MAX_LENGTH - 2
+        parts = translator.splitter.parts_of([long], [], 0)
+        assert len(parts) > 1 and max(len(part.source) for part in parts) <= limit < loaded.config.max_length
 
 
 @pytest.mark.slow

@@ -99,6 +99,16 @@ def test_each_text_has_its_own_language(client):
     answer = client.post("/translate", json={"q": texts, "source": "auto", "target": "de"}).json()
     assert [each["language"] for each in answer["detectedLanguage"]] == ["de", "en"]
     assert answer["translatedText"] == [texts[0], "Eine Katze schläft."]
+    # Class names and styles are English words.
+    style = '<div class="row justify-content-center"><span style="font-weight: bold; color: red">'
+    html = f"{style}Der Hund läuft im Park.</span></div>"
+    fields = {"q": html, "source": "auto", "target": "de", "format": "html"}
+    assert client.post("/translate", json=fields).json()["detectedLanguage"]["language"] == "de"
+
+
+def test_a_form_may_have_as_many_texts_as_json(client):
+    answer = client.post("/translate", data={**TRANSLATE, "q": [""] * 1000})
+    assert answer.json() == {"translatedText": [""] * 1000}
 
 
 def test_fields_may_be_null_and_the_body_may_be_missing(client):

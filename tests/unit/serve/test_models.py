@@ -13,9 +13,7 @@ from mtrain.serve.models import Models, ServedModel
 
 def model(name, source, target, tags="none", pieces=(), codes=()):
     """A model as a server sees it. `between` returns the codes of the model."""
-    vocabulary = SimpleNamespace(
-        pieces=list(pieces), symbols=range(len(pieces)), codes={code: i for i, code in enumerate(codes)}
-    )
+    vocabulary = SimpleNamespace(symbol_names=list(pieces), codes={code: i for i, code in enumerate(codes)})
     translator = SimpleNamespace(
         own_direction=Direction(source, target),
         language_tags=tags,
@@ -63,14 +61,16 @@ def test_tags_name_the_languages():
     assert directions(Models([one_to_many])) == {("en", "de"), ("en", "fr")}
     many_to_many = model("a", "en", "de", "target", ["<2de>", "<2en>"])
     assert directions(Models([many_to_many])) == {("en", "de"), ("de", "en")}
-    both = model("a", "en", "de", "both", ["<en>", "<cs>", "<2de>", "<2en>"])
+    both = model("a", "en", "de", "both", ["<en>", "<cs>", "<other>", "<2de>", "<2en>", "@@"])
     assert directions(Models([both])) == {("en", "de"), ("cs", "de"), ("cs", "en")}
     assert codes_of(Models([both]), "cs", "en") == ("cs", "en")
 
 
-def test_a_model_is_called_as_its_folder_is():
+def test_a_model_is_called_as_its_folder_is(tmp_path):
     assert model("runs/mine", "en", "de").name == "mine"
     assert model("runs/mine/model", "en", "de").name == "mine"
+    (tmp_path / "released").symlink_to(tmp_path)  # so that a model of the same name can be served
+    assert model(tmp_path / "released", "en", "de").name == "released"
     with pytest.raises(UsageError, match="the same name"):
         Models([model("a/x", "en", "de"), model("b/x", "de", "en")])
     models = Models([model("a", "en", "de"), model("b", "en", "de")])
@@ -79,7 +79,7 @@ def test_a_model_is_called_as_its_folder_is():
 
 
 def test_the_languages_of_a_model_must_be_known():
-    with pytest.raises(ModelError, match=r"mine: the languages of the model are unknown; write source_lang"):
+    with pytest.raises(ModelError, match=r"mine: the languages of the model are unknown; import it again"):
         model("mine", "und", "de")
 
 
