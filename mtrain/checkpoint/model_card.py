@@ -18,6 +18,7 @@ from mtrain.checkpoint.model_info import (
     describe_model,
     name_of,
     read_info,
+    read_known_info,
     write_info,
 )
 from mtrain.config.yaml_io import YamlError, parse_yaml
@@ -62,7 +63,7 @@ def write_exported_card(model: Path, folder: Path, export: ExportInfo) -> None:
     a section on how to load the exported model. Raises StorageError."""
     info, card = ModelInfo(), None
     try:
-        info = read_info(model)
+        info = read_known_info(model)
     except ModelError as error:
         log.warning("%s; the exported model lacks its facts", error)
     try:

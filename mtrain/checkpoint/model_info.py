@@ -212,11 +212,29 @@ def write_info(folder: Path, info: ModelInfo) -> None:
 
 
 def describe_ancestor(path: Path, fingerprint: str | None = None) -> Ancestor:
-    """A model (run or model folder) that another one is made from."""
-    folder, info = model_folder_of(path), ModelInfo()
+    """A model (run or model folder, or checkpoint) that another one is made from."""
+    info = ModelInfo()
     with suppress(ModelError):
-        info = read_info(folder)
-    return Ancestor(name=info.name or name_of(folder), fingerprint=fingerprint, origin=info.origin)
+        info = read_known_info(path)
+    name = info.name or name_of(model_folder_of(path))
+    return Ancestor(name=name, fingerprint=fingerprint, origin=info.origin)
+
+
+def read_known_info(path: Path) -> ModelInfo:
+    """The info.json of a run or model folder; of a checkpoint, and of a run without it, the origin only.
+    Raises ModelError if it is damaged."""
+    folder, run = model_folder_of(path), run_folder_of(path)
+    if run is None or (folder / INFO).exists():
+        return read_info(folder)
+    return ModelInfo(origin=Origin(kind="trained", ancestors=ancestors_of_run(run)))
+
+
+def ancestors_of_run(run_dir: Path) -> list[Ancestor]:
+    """The model that a run started from, if any."""
+    with suppress(ValueError, KeyError, TypeError):  # also of pydantic
+        recorded = read_json(run_dir / "origin.json")
+        return [Ancestor.model_validate({"name": name_of(Path(recorded["init_from"])), **recorded})]
+    return []
 
 
 class Description(NamedTuple):

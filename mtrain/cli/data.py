@@ -54,7 +54,7 @@ def check(
         for_tokenizer=False,
         normalizers=partial(tokenizer_normalizers, loaded),
     )
-    loaded = resolve_config(loaded, scanner).config
+    loaded = resolve_config(loaded, scanner, load_weights=False).config
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines
     if json_:

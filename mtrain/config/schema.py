@@ -69,7 +69,8 @@ class Config(Section):
     def _make_language_tags_symbols(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """Language tags are symbols of the tokenizer, unless the tokenizer of another model is reused."""
         config = validate(values)
-        if "language_tags" in config.data.model_fields_set or not config.training.init_from:
+        chosen = "language_tags" in config.data.model_fields_set or not config.training.init_from
+        if chosen and not config.model.is_classifier:
             config.data.require_one_target_language()  # an initial model may have tags
         tokenizer = config.tokenizer
         missing = [tag for tag in config.data.tags if tag not in tokenizer.symbols]

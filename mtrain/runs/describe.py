@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtrain.checkpoint.model_info import (
-    Ancestor,
     CorpusInfo,
     DataInfo,
     ModelInfo,
     Origin,
     TrainingInfo,
+    ancestors_of_run,
     name_of,
     new_info,
 )
@@ -38,7 +38,7 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
         sentences = min(sentences, config.training.validation_pairs)
     return new_info(
         name_of(run_dir),
-        Origin(kind="trained", ancestors=_ancestors(run_dir)),
+        Origin(kind="trained", ancestors=ancestors_of_run(run_dir)),
         training=_training(run_dir, step),
         data=describe_data(data),
         scores=[score.model_copy(update={"sentences": sentences}) for score in scores],
@@ -50,15 +50,6 @@ def _count_lines(file: Path) -> int | None:
     with suppress(OSError):
         return sum(1 for _ in read_lines(file))
     return None
-
-
-def _ancestors(run_dir: Path) -> list[Ancestor]:
-    """The model that the run started from, if any."""
-    recorded = read_record(run_dir / "origin.json")
-    with suppress(ValidationError, KeyError, TypeError, ValueError):
-        if recorded is not None:
-            return [Ancestor.model_validate({"name": name_of(Path(recorded["init_from"])), **recorded})]
-    return []
 
 
 def _training(run_dir: Path, step: int) -> TrainingInfo | None:

@@ -6,6 +6,7 @@ They are computed once, and recorded in `RUN/test_scores.json`, and in info.json
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,7 @@ class Result(NamedTuple):
 
 class _Record(BaseModel):
     key: str  # depends on the model, the decoding settings and the test sets
+    model: str | None = None  # the SHA-256 of its manifest; None in records of earlier versions
     sets: list[Result]
 
 
@@ -69,7 +71,10 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[Result]
             results.append(Result(test.name, len(test.sources), scores))
             yield results[-1]
         named = [{**each._asdict(), "scores": [s._asdict() for s in each.scores]} for each in results]
-        write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
+        write_atomically(
+            run_dir / FILE,
+            json.dumps({"key": key, "model": translator.fingerprint, "sets": named}, indent=1) + "\n",
+        )
     _describe_model(run_dir / "model", translator.fingerprint, results)
 
 
@@ -99,9 +104,13 @@ def described_scores(sets: Iterable[Result]) -> Iterator[model_info.Score]:
 
 
 def read_results(run_dir: Path) -> list[Result]:
-    """The recorded scores of a run; none if there is no record, or if it is damaged."""
+    """The recorded scores of the best model of a run; none if there is no record, if it is damaged, or if
+    there is a better model since."""
     record = _read(run_dir)
-    return [] if record is None else record.sets
+    with suppress(OSError):
+        if record is not None and record.model in (None, sha256(run_dir / "model" / MANIFEST)):
+            return record.sets
+    return []
 
 
 def _read(run_dir: Path) -> _Record | None:

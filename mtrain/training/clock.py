@@ -87,8 +87,9 @@ class Clock:
             return plan
         step, training = self.state.step, self.training
         total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
-        warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / (training.planned_steps or 1)
-        reached = plan.scheduled_at(step) if plan else 0.0
+        planned = training.planned_steps or 1
+        warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / planned
+        reached = plan.scheduled_at(step) if plan else step / planned
         return Plan(step, max(step / total, min(reached, warm)), total, 0, self.limits)
 
     def add_step(self, seconds: float) -> bool:

@@ -206,6 +206,8 @@ def _finish_last_validation(trainer: Trainer) -> None:
 def _validate_checkpoint(trainer: Trainer, last: bool) -> None:
     """Publish the best weights. Validate the weights that training resumes from if a validation is due,
     or if the best weights are lost."""
+    if trainer.config.model.alignment_head:  # which earlier weights may lack
+        trainer.selection.check_fingerprint()
     best = trainer.state.best_step
     trainer.selection.publish(last)
     trainer.state.validation_due |= trainer.state.best_step != best

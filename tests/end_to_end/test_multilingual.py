@@ -295,7 +295,12 @@ def test_a_model_is_fine_tuned_in_several_directions(mtrain, both, tmp_path, raw
     config["data"]["train"][1]["target_lang"] = "fr"
     file.write_text(yaml.safe_dump(config))
     code, _, err = mtrain("fit", file, "--run-dir", tmp_path / "new", *ON_CPU)
-    assert code == 2 and err.splitlines()[-1].startswith("error: the vocabulary has no language tag <2fr>")
+    message = "error: data.train.1: the vocabulary has no language tag <2fr>"
+    assert code == 2 and err.splitlines()[-1].startswith(message)
+    config["data"]["train"][1]["target_lang"], config["data"]["target_lang"] = "en", "fr"
+    file.write_text(yaml.safe_dump(config))
+    code, _, err = mtrain("fit", file, "--run-dir", tmp_path / "new", *ON_CPU)  # no file need be read
+    assert code == 2 and "error: data: the vocabulary has no language tag <2fr>" in err
 
 
 @pytest.mark.usefixtures("few_trials")

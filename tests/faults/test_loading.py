@@ -257,5 +257,5 @@ def test_25_a_huge_config_is_refused_without_reading_it(folder):
     with (folder / "config.yaml").open("ab") as stream:
         stream.write(b"\n# " + b"x" * MAX_CONFIG_BYTES)
     write_manifest(folder)
-    with pytest.raises(ModelError, match=r"config\.yaml: cannot be read: too large: .*, at most 131,072 "):
+    with pytest.raises(ModelError, match=r"config\.yaml: cannot be read: too large: .*, at most 262,144 "):
         load_model(folder)

@@ -13,6 +13,7 @@ from mtrain.checkpoint.state import TrainState
 from mtrain.config.choices import Choice
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
+from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.batching import batch_order
 from mtrain.data.prepare import PreparedData, make_scanner, open_data, prepare_data
 from mtrain.data.preparing.check_report import log_warnings
@@ -134,6 +135,7 @@ def prepare_run(
         checkpoint = open_run(config, saved, resume, allow_data_change)
         tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
         config = with_learned_vocab_size(config)
+        _require_languages(config.data, tokenizer)
         if checkpoint is None:
             write_config(config)  # now: encoding may be interrupted
         if workers:  # then each process is to use one core
@@ -153,6 +155,19 @@ def prepare_run(
         checkpoint = checkpoint._replace(state=state)
     choices = vocab_size_choice(config) if adapt_vocab_size else []
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
+
+
+def _require_languages(data: DataConfig, tokenizer: Tokenizer) -> None:
+    """Raise UsageError if the vocabulary, which may be another model's, lacks a language of the data."""
+    directions = {f"data.{name}": data.direction_of(corpus) for name, corpus in data.all_corpora.items()}
+    for name, direction in {"data": data.direction, **directions}.items():
+        try:
+            if name == "data" and data.language_tags.startswith("codes"):
+                tokenizer.complete(direction)  # of the model, which may be unknown
+            else:
+                tokenizer.tags_of(direction, data.language_tags)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
 
 
 def _accept_changes(state: TrainState, tokenizer: Tokenizer, data: PreparedData, order: int) -> TrainState:

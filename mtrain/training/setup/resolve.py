@@ -125,10 +125,13 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
     if config.training.init_from is not None:
         inherited |= {section: values[section] for section in ("tokenizer", "model", "decoding")}
         inherited["data"] = {key: values["data"][key] for key in ("max_length", "language_tags")}
+        if config.model.alignment_head and not saved.model.alignment_head:
+            inherited["decoding"]["alignment_layer"] = None
     elif config.tokenizer.path is not None:
         inherited["tokenizer"] = values["tokenizer"]
     if config.model.preset == "auto":
-        _require_end(config.training, saved.training)
+        if config.training.init_from is None:  # otherwise, mtrain has planned the steps
+            _require_end(config.training, saved.training)
         for section, key in (name.split(".") for name in AUTOMATIC):
             inherited.setdefault(section, {})[key] = values[section][key]
         if config.training.max_minutes is None:

@@ -125,6 +125,11 @@ def test_any_checkpoint_of_a_run_can_be_loaded(run_dir, tmp_path):
     average_models(checkpoints, tmp_path / "average")
     ancestors = read_info(tmp_path / "average").origin.ancestors
     assert [ancestor.name for ancestor in ancestors] == [f"by-heart, step-{step:08d}" for step in (100, 200)]
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    base = {"kind": "imported", "ancestors": [{"name": "nllb", "hub": True}], "license": "cc-by-nc-4.0"}
+    (run / "origin.json").write_text(json.dumps({"init_from": "base", "name": "base", "origin": base}))
+    average_models([run / "checkpoints" / each.name for each in checkpoints], tmp_path / "tuned")
+    assert "license: cc-by-nc-4.0" in (tmp_path / "tuned" / "README.md").read_text()
     copy = shutil.copytree(checkpoints[0], tmp_path / checkpoints[0].name)
     with pytest.raises(ModelError, match=r"does not list config\.yaml"):
         load_model(copy)

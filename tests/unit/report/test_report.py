@@ -137,6 +137,8 @@ def test_recorded_test_scores_are_shown_with_their_signatures(run_dir, tmp_path)
     assert "run, seen" in page
     for score, title in zip(test.scores, ("BLEU", "chrF2"), strict=True):
         assert f"<td>{score.score:.2f}</td>" in page and f"{title}|{score.signature}" in page
+    (run / "model" / "manifest.json").write_text("{}")  # a better model has been published since
+    assert "run, seen" not in report_page([run])
 
 
 def test_a_run_that_diverged_has_a_page(run_dir, tmp_path):

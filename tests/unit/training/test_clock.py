@@ -265,6 +265,9 @@ def test_more_minutes_do_not_repeat_the_warm_up(tmp_path, reached):
     assert position == pytest.approx(min(300, 1000 * reached)) and plan.total_steps == 100_000
     assert learning_rate(position, training, 1000) == 1.0
     assert encoder_share(position, training) == pytest.approx(1.0 if reached == 1.0 else 0.5)
+    state.plan, state.step = None, int(1000 * reached)  # a run that was planned by steps before
+    plan = Clock(tmp_path, training, state, Ranks(torch.device("cpu")), most=None).plans[-1]
+    assert 1000 * plan.scheduled_at(state.step) == pytest.approx(position)
 
 
 def test_a_run_with_too_few_planned_steps_does_not_end_with_them(tmp_path):
