@@ -26,6 +26,7 @@ from mtrain.decoding.worker_process import make_decoder
 from mtrain.device import release_cached_memory, thread_pool
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
+from mtrain.graph_capture import capture_lock
 from mtrain.model.transformer import Transformer
 from mtrain.processes.pool import Prepare, WorkerEndedError, WorkerProcess
 
@@ -150,7 +151,8 @@ class Workers:
                 if device.type == "cpu" or len(parts) == 1 or not is_out_of_memory(error):
                     raise
             # Not in the handler, where the error refers to tensors.
-            release_cached_memory(device)
+            with capture_lock:
+                release_cached_memory(device)
             self._exhausting = min(self._exhausting, size)
             log.warning("out of memory in a batch of %d lines; decoding it in halves", len(parts))
         half = len(parts) // 2

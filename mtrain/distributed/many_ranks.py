@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mtrain.device import find_accelerator, resolve_device
+from mtrain.device import find_accelerator, let_cuda_memory_grow, resolve_device
 from mtrain.distributed.launch import Launch, read_launch, require_complete_launch
 from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
@@ -45,6 +45,7 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     """
     launch = read_launch()
     require_complete_launch()
+    let_cuda_memory_grow()  # now: the next lines may initialize CUDA
     if launch.size == 1:
         yield Ranks(resolve_device(device))
         return

@@ -88,6 +88,7 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     Nothing is written. The lengths of the training pairs come from the encoded corpus if there is one,
     else from a sample of the text. Raises the errors of `mtrain.errors`.
     """
+    let_cuda_memory_grow()  # as in `fit`; now, because the next line may initialize CUDA
     data, device = config.data, find_hardware(hardware)
     folder = DataFolder.of_run(data, Path(config.run_dir))
     check_corpora(data, folder)
@@ -224,8 +225,7 @@ class _Planner:
             return estimator.time(), sum(alone.time())
         log.info("timing some training steps")
         architecture, device = alone.architecture, self._own_device()
-        let_cuda_memory_grow()  # like the next lines, as in `fit`, so that steps take as long
-        fix_workspaces()
+        fix_workspaces()  # like the next lines, as in `fit`, so that steps take as long
         make_current(device)
         keep_freed_memory()
         limit_onednn_cache()

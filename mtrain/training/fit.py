@@ -8,7 +8,7 @@ from pathlib import Path
 from mtrain.config.schema import Config
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.store.folder import DataFolder
-from mtrain.device import keep_freed_memory, let_cuda_memory_grow, limit_onednn_cache, resolve_device
+from mtrain.device import keep_freed_memory, limit_onednn_cache, resolve_device
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import JsonValue, Ranks
@@ -42,7 +42,6 @@ def fit(
     Raises the errors of `mtrain.errors`; Interrupted after a stop signal, once the state is saved.
     """
     require_torchrun_in_slurm()
-    let_cuda_memory_grow()
     fix_workspaces()
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}

@@ -32,8 +32,11 @@ def cross_attention(
     of targets (N, T), as of `layer_attention`, averaged over the models of an ensemble."""
     of_models = []
     for model in models:
-        layers = layer_attention(model, source, source_keep, targets)
-        of_models.append(layers[-1 if layer is None else min(layer, len(layers) - 1)])
+        last = model.config.decoder_layers - 1
+        index = last if layer is None else min(layer, last)
+        with recording(cross_from=index) as maps:
+            _hidden(model, source, source_keep, targets)
+        of_models.append(_of_heads(model, maps[0], index == last))
     return torch.stack(of_models).mean(dim=0)
 
 
@@ -45,10 +48,12 @@ def layer_attention(
     alignment head, the weights of the last layer are those of this head."""
     with recording(cross_from=0) as maps:
         _hidden(model, source, source_keep, targets)
-    averages = [of_layer.mean(dim=1) for of_layer in maps]
-    if model.config.alignment_head:
-        averages[-1] = maps[-1][:, 0]
-    return averages
+    return [_of_heads(model, of_layer, of_layer is maps[-1]) for of_layer in maps]
+
+
+def _of_heads(model: Transformer | DecodingTransformer, weights: Tensor, is_last: bool) -> Tensor:
+    """One matrix (N, T, S) for the weights (N, H, T, S) of a layer, which may be the last one."""
+    return weights[:, 0] if is_last and model.config.alignment_head else weights.mean(dim=1)
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 import logging
 import threading
 from functools import cache
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ _OF_BATCHES = {"seed", "max_length_ratio", "max_length_offset", "min_length_rati
 _OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", "workers"}
 
 
+_sessions: "WeakSet[Sessions]" = WeakSet()  # of all models
+
+
 class Sessions:
     """Sessions of one model or an ensemble, of which recently used ones are kept.
 
@@ -41,6 +45,7 @@ class Sessions:
         self.max_bytes = memory // 4  # of idle sessions
         self._pool = GraphPool(device)
         self._kept: dict[tuple[Shape, str], Session] = {}  # the one used last comes last
+        _sessions.add(self)
 
     @torch.inference_mode()
     def search(self, batch: Batch) -> list[list[Hypothesis]] | None:
@@ -72,8 +77,10 @@ class Sessions:
                 if not is_out_of_memory(error):
                     raise
             log.warning("too little memory for a session of %d sentences: searching without", len(rows))
-            self._kept.clear()
-            self._pool = GraphPool(self.device)  # so that the memory of the old one is freed
+            for each in _sessions:  # also of the other models of a server
+                if each.device == self.device:
+                    each._kept.clear()
+                    each._pool = GraphPool(each.device)  # so that the memory of the old one is freed
             with capture_lock:
                 release_cached_memory(self.device)
         return None

@@ -91,7 +91,7 @@ def _padded_attention(
         return eager_attention(projected, keys_values, heads, keep).flatten(0, 1)
     if explicit:
         keep = _causal(keep, q) if causal else keep
-        out, weights = explicit_attention(q, k, v, keep, rate, generator)
+        out, weights = explicit_attention(q, k, v, keep, rate, generator, precise=maps is not None)
         if maps is not None:
             maps.append(weights_by_row(weights, queries.rows))
     else:
@@ -163,16 +163,23 @@ def weights_by_row(weights: Tensor, rows: int) -> Tensor:
 
 
 def explicit_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None, rate: float, generator: Generator
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    keep: Tensor | None,
+    rate: float,
+    generator: Generator,
+    precise: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout, in fp32 or fp64.
+    """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout. If they are needed
+    in full precision, they take more memory.
 
     queries (B, H, T, D), keys and values (B, H, S, D); `keep` broadcasts to (B, H, T, S).
     """
     dtype = queries.dtype
     queries, keys, values = _in_fast_precision(queries, keys, values)
     with without_autocast(queries):
-        weights = attention_weights(queries, keys, keep)
+        weights = attention_weights(queries, keys, keep, precise)
         dropped = dropout(weights, rate, generator) if rate else weights
         return (dropped.to(values.dtype) @ values).to(dtype), weights
 
@@ -185,15 +192,14 @@ def _in_fast_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def attention_weights(queries: Tensor, keys: Tensor, keep: Tensor | None) -> Tensor:
-    """softmax(Q K^T / sqrt(D)), (B, H, T, S), in fp32 or fp64, of queries (B, H, T, D) and keys (B, H, S, D).
-
-    In fp16, the gradient of the logarithm of a small weight would overflow.
+def attention_weights(queries: Tensor, keys: Tensor, keep: Tensor | None, precise: bool = False) -> Tensor:
+    """softmax(Q K^T / sqrt(D)), (B, H, T, S), of queries (B, H, T, D) and keys (B, H, S, D). With `precise`,
+    in fp32 or fp64: in fp16, the gradient of the logarithm of a small weight would overflow.
     """
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))
     if keep is not None:
         scores = scores.masked_fill(~keep, -math.inf)
-    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32) if precise else None)
 
 
 def fused_attention(

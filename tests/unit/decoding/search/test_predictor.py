@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import ModelConfig
-from mtrain.decoding.search.forced import all_attention, forced_log_probs, layer_attention
+from mtrain.decoding.search.forced import all_attention, cross_attention, forced_log_probs, layer_attention
 from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search.search import search
 from mtrain.kernels.attention.dispatch import recording
@@ -150,6 +150,7 @@ def test_attention_in_low_precision_is_averaged_in_full_precision() -> None:
     source, keep = torch.randint(5, (4, 3)), torch.ones(4, 3, dtype=torch.bool)
     targets = torch.randint(5, (4, 4))
     [averaged] = layer_attention(model, source, keep, targets)
+    assert torch.equal(cross_attention([model], source, keep, targets, layer=7), averaged)  # the last one
     [of_heads] = all_attention(model, source, keep, targets)["cross"]
     assert averaged.dtype == torch.float32 and (averaged.half() != averaged).any()  # it is not rounded
     torch.testing.assert_close(averaged, of_heads.mean(dim=1), rtol=0, atol=2e-3)

@@ -337,6 +337,31 @@ def test_without_memory_for_a_session_the_search_continues_without(monkeypatch, 
     assert len(tried) == len(caplog.messages) == 2
 
 
+def test_memory_that_runs_out_frees_the_idle_sessions_of_all_models(monkeypatch):
+    """A server has several models."""
+    made: list[Any] = []
+
+    class Counted(Session):
+        def __init__(self, *arguments: Any):
+            made.append(weakref.ref(self))
+            super().__init__(*arguments)
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("mtrain.decoding.sessions.sessions.Session", Counted)
+    idle, other = Case(make_models(9), [4]), Case(make_models(8), [4])
+    sessions = Sessions(idle.models)
+    for _ in range(2):
+        idle.found(sessions)
+    gc.collect()
+    assert len(made) == 1 and made[0]() is not None
+    monkeypatch.setattr(StaticDecoder, "encode", fail)
+    assert Sessions(other.models).search(Batch(other.rows, options(), None, other.keys)) is None
+    gc.collect()
+    assert made[0]() is None
+
+
 @pytest.mark.parametrize("settings", [{"no_repeat_ngram": 2}, {"coverage_penalty": 0.5}])
 def test_what_sessions_do_not_support_is_searched_without_them(settings):
     case = Case(make_models(1), [4])
