@@ -199,7 +199,9 @@ def attention_weights(queries: Tensor, keys: Tensor, keep: Tensor | None, precis
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))
     if keep is not None:
         scores = scores.masked_fill(~keep, -math.inf)
-    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32) if precise else None)
+    if precise:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return scores.softmax(dim=-1)
 
 
 def fused_attention(
