@@ -221,8 +221,8 @@ def describe_ancestor(path: Path, fingerprint: str | None = None) -> Ancestor:
 
 
 def read_known_info(path: Path) -> ModelInfo:
-    """The info.json of a run or model folder; of a checkpoint, and of a run without it, the origin only.
-    Raises ModelError if it is damaged."""
+    """The info.json of a run or model folder; for a checkpoint, or a run without an info.json, only the
+    origin. Raises ModelError if the info.json is damaged."""
     folder, run = model_folder_of(path), run_folder_of(path)
     if run is None or (folder / INFO).exists():
         return read_info(folder)

@@ -170,7 +170,7 @@ def clean(
         require_writable(file, inputs)
     shown = rejected is not None and is_stdout(rejected) and (output is None or is_stdout(output))
     if shown or (output and rejected and output.resolve() == rejected.resolve()):
-        raise UsageError(f"{rejected}: is given for both -o and --rejected; give two files")
+        raise UsageError(f"{rejected}: -o and --rejected would write to the same place; give two files")
     with ExitStack() as stack:
         out = stack.enter_context(open_output(output))
         other = None if rejected is None else stack.enter_context(open_output(rejected))

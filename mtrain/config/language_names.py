@@ -36,7 +36,7 @@ _NAMES = {  # which are shorter or more usual than the names in ISO 639
 _MEMBERS = {  # individual languages for which the code of their macrolanguage is usually used
     **{"als": "sq", "arb": "ar", "ayr": "ay", "azj": "az", "cmn": "zh", "ekk": "et", "fuv": "ff"},
     **{"gaz": "om", "hbs": "sh", "khk": "mn", "kmr": "ku", "knc": "kr", "lvs": "lv", "npi": "ne"},
-    **{"ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "quy": "qu", "swh": "sw", "uzn": "uz"},
+    **{"ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "swh": "sw", "uzn": "uz"},
     **{"ydd": "yi", "zsm": "ms"},
 }
 _CODES = {name.lower(): code for code, name in _NAMES.items()} | _MEMBERS

@@ -28,8 +28,8 @@ _KHMER_END = regex.compile(
 _SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 
 _BLOCK = 10_000  # maximum characters of a line that is not split, to bound memory
-_SEGMENTED = 4000  # characters that sentencex divides at a time, in milliseconds
-_CONTEXT = 1000  # of these, the last ones, of which it may not know yet where they belong
+_SEGMENTED = 4000  # characters that sentencex divides at a time, which takes milliseconds
+_CONTEXT = 1000  # the last of these characters: their sentences may go on after the block
 # Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
 # except with many workers; see `Workers.lines_needed`.
 WINDOW = 4096
@@ -274,9 +274,9 @@ class Splitter(NamedTuple):
 
 
 def _segment(language: str, text: str) -> Iterator[str]:
-    """The sentences of a text, in parts of at most `_SEGMENTED` characters, which end after a space if
-    possible: the time of sentencex is quadratic in the length. It crashes if other white space than ASCII's
-    precedes a full stop."""
+    """The sentences of a text. It is divided in blocks of at most `_SEGMENTED` characters, because the time
+    of sentencex is quadratic in the length; a sentence that is longer than a block is cut, after a space if
+    possible. White space outside ASCII before a full stop would crash sentencex, so it gets a space."""
     start = 0
     while start < len(text):
         block = text[start : start + _SEGMENTED]

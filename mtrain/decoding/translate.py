@@ -307,6 +307,6 @@ class Translator:
         language, mode, longest = self.direction.source, self.decoding.split, self.max_length
         tags = self.tokenizer.tags_of(self.direction, self.language_tags)
         if self.language_tags.startswith("codes") and not self.decoding.max_length_ratio:
-            # Of NLLB-200, 200 tokens, although sources may have 1,024: longer translations would be cut.
+            # For NLLB-200, 200 tokens, although sources may have 1,024: longer translations would be cut.
             longest = min(longest, self.decoding.max_length_offset)
         return Splitter(self.tokenizer, longest, language, mode, tags, self.is_chosen)

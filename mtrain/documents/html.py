@@ -20,7 +20,7 @@ _INLINE = frozenset(_NAMES.split())
 # Elements without an end tag.
 _VOID_NAMES = "area base br col embed hr img input link meta source track wbr"
 _VOID = frozenset(_VOID_NAMES.split())
-# Elements whose end tag may be left out before the start tag of such an element; that of <p>, before any.
+# Elements whose end tag may be omitted, and the elements whose start tags then end them; any block ends <p>.
 _SIBLINGS = {"p": (), "li": ("li",), "option": ("option",), "dt": ("dt", "dd"), "dd": ("dt", "dd")}
 _SIBLINGS |= {"td": ("td", "th"), "th": ("td", "th"), "tr": ("tr",)}
 # Elements whose content is not translated, by their names or attributes.
@@ -175,7 +175,7 @@ class Html:
         return [text.strip() for text in collapsed]
 
     def _separate(self, raw: str) -> None:
-        """End the last text by markup."""
+        """End the last text, and keep the markup that follows it."""
         self._parts.append(raw)
         self._open = []
 

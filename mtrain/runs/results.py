@@ -104,8 +104,8 @@ def described_scores(sets: Iterable[Result]) -> Iterator[model_info.Score]:
 
 
 def read_results(run_dir: Path) -> list[Result]:
-    """The recorded scores of the best model of a run; none if there is no record, if it is damaged, or if
-    there is a better model since."""
+    """The recorded scores of the best model of a run; none if there is no record, if it is damaged, or if the
+    best model has changed since."""
     record = _read(run_dir)
     with suppress(OSError):
         if record is not None and record.model in (None, sha256(run_dir / "model" / MANIFEST)):

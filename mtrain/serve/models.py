@@ -126,7 +126,7 @@ class Models:
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
         source, target = (find_language(code) or code for code in (source, target))
-        with suppress(UsageError):  # no code, or several ones, for the target
+        with suppress(UsageError):  # the target fits no code, or several
             return source in self.codes and find_code(target, self.codes) == source
         return False
 

@@ -249,9 +249,8 @@ class ModelSelection:
         if state.validation_fingerprint not in ("", fingerprint):
             state.initial_scores = {}
         if state.best_scores and state.validation_fingerprint != fingerprint:
-            self._warn(
-                "the validation pairs, the search or alignment_head have changed; the best score is discarded"
-            )
+            changed = "the validation pairs, the search or model.alignment_head changed"
+            self._warn(f"{changed}; the best score is discarded")
             self._discard_best()
         state.validation_fingerprint = fingerprint
 

@@ -140,7 +140,7 @@ class Trainer:
         training = self.config.training
         if self.state.step < (training.encoder_after or 0) and "encoder" not in training.freeze:
             about = "about " * (self.clock is not None)
-            log.info("encoder: frozen for the first %s%d steps", about, training.encoder_after)
+            log.info("encoder: frozen for %sthe first %d steps", about, training.encoder_after)
         padding = (100 * share for share in window.plan.padding)
         log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
         total, stages = self.total_steps, len(self.config.data.stages or ())

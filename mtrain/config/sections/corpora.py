@@ -89,10 +89,12 @@ class FieldsCorpus(CorpusSpec):
     """The keys of corpora whose sentences are in named fields."""
 
     source_field: str = Field(
-        description="field of the source sentence; dots reach nested fields: `translation.en`"
+        description="field of the source sentence; dots reach nested fields, unless a field has the whole "
+        "name: `translation.en`"
     )
     target_field: str = Field(
-        description="field of the target sentence; dots reach nested fields: `translation.de`"
+        description="field of the target sentence; dots reach nested fields, unless a field has the whole "
+        "name: `translation.de`"
     )
 
 

@@ -112,9 +112,9 @@ def _partners(pattern: str, other: str) -> list[Path]:
         sources, partners = expand(pattern), expand(other)
         if len(sources) != len(partners):
             counts = f"{pattern} matches {len(sources)} files but {other} matches {len(partners)}"
-            raise DataError(f"{counts}; each source file needs one of its own")
+            raise DataError(f"{counts}; each source file needs one target or reference file")
         if len(partners) > 1:
-            cure = "give patterns with the same wildcards, or one corpus for each file"
+            cure = "give patterns with the same wildcards, or a corpus for each pair of files"
             raise DataError(f"{pattern} and {other}: cannot tell which files belong together; {cure}")
         return partners
     for found, expected, missing in ((files, others, other), (others, files, pattern)):

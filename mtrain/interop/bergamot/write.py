@@ -62,7 +62,7 @@ def languages_of(config: ModelFolderConfig) -> tuple[str, str]:
     they are unknown or unusual."""
     codes = config.source_lang, config.target_lang
     if "und" in codes or not all(re.fullmatch(r"[\w-]+", code, re.ASCII) for code in codes):
-        cure = "import it again with codes such as de: --set source_lang=... --set target_lang=..."
+        cure = "use codes such as de: train with them, or import it again with --set source_lang=..."
         raise ModelError(f"the languages of the model are {codes[0]} and {codes[1]}; {cure}")
     return codes
 

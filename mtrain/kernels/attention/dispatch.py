@@ -171,8 +171,8 @@ def explicit_attention(
     generator: Generator,
     precise: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout. If they are needed
-    in full precision, they take more memory.
+    """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout. With `precise`, the
+    weights are in fp32 or fp64, which takes more memory.
 
     queries (B, H, T, D), keys and values (B, H, S, D); `keep` broadcasts to (B, H, T, S).
     """

@@ -44,7 +44,7 @@ def test_a_dash_is_stdout(clean, mtrain, tmp_path, monkeypatch):
     assert (code, out) == (0, "a\tb\n")
     for output in ([], ["-o", "-"]):  # both on stdout
         code, out, err = mtrain("clean", tmp_path / "c.yaml", *output, "--rejected", "-")
-        assert (code, out) == (2, "") and "-: is given for both -o and --rejected" in err
+        assert (code, out) == (2, "") and "-: -o and --rejected would write to the same place" in err
     files = [write(tmp_path / f"x.{side}", "a house\n" * 9) for side in ("en", "de")]
     code, out, _ = mtrain("init", *files, "-o", "-")
     assert code == 0 and yaml.safe_load(out)["data"]["source_lang"] == "en"
@@ -135,7 +135,11 @@ def test_if_no_pair_is_left_nothing_is_written(clean, tmp_path):
     ("arguments", "filters", "message"),
     [
         ((), None, "data.filters has no rule; give some"),
-        (("--rejected", "{tmp}/out.tsv"), FILTERS, "out.tsv: is given for both -o and --rejected"),
+        (
+            ("--rejected", "{tmp}/out.tsv"),
+            FILTERS,
+            "out.tsv: -o and --rejected would write to the same place",
+        ),
         (("--rejected", "{tmp}/t.tsv"), FILTERS, "t.tsv: this file is also an input"),
         (("--rejected", "{tmp}/val.tsv"), FILTERS, "val.tsv: this file is also an input"),
         (("--rejected", "{tmp}/test.so"), FILTERS, "test.so: this file is also an input"),

@@ -37,7 +37,6 @@ M2M = ["de", "en", "pt", "zh"]
         ("deu_Latn", M2M, "de"),
         ("pt-BR", M2M, "pt"),
         ("ku", ["ckb_Arab", "kmr_Latn"], "kmr_Latn"),
-        ("qu", ["quy_Latn"], "quy_Latn"),
     ],
 )
 def test_a_code_is_completed_if_one_fits(given: str, known: list[str], expected: str) -> None:

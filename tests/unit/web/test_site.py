@@ -118,18 +118,8 @@ def test_several_models_make_several_directions(exported, package, tmp_path):
         (["missing"], [], 4, "missing: no such model or run folder"),
         (["{other}"], [], 4, "is exported in another format; give the model that it was exported from"),
         (["{damaged}"], [], 4, "model.bin: damaged (its contents do not match manifest.json)"),
-        (
-            ["{und}"],
-            [],
-            4,
-            "the languages of the model are en and und; import it again with codes such as de",
-        ),
-        (
-            ["{path}"],
-            [],
-            4,
-            "the languages of the model are en and ../../fr; import it again with codes such as de",
-        ),
+        (["{und}"], [], 4, "the languages of the model are en and und; use codes such as de"),
+        (["{path}"], [], 4, "the languages of the model are en and ../../fr; use codes such as de"),
         (["{model}"], ["-o", "{model}"], 2, "already exists and is not overwritten; give another folder"),
     ],
 )
