@@ -8,6 +8,9 @@ from pydantic import TypeAdapter
 
 from mtrain.data.epochs.schedule import Position
 
+# The `validation_fingerprint` if the weights lack the alignment head of the model; it equals no other.
+NO_HEAD = "no alignment head"
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -241,7 +241,7 @@ class Splitter(NamedTuple):
             split += len(parts) > 1
             yield fits, parts
         if split:
-            message = "%d line(s) exceed the model's %d tokens and were translated in parts"
+            message = "%d line(s) exceed the limit of %d tokens and were translated in parts"
             log.warning(message, split, self.longest)
 
     @property
@@ -284,7 +284,7 @@ def _segment(language: str, text: str) -> Iterator[str]:
         if start + len(block) < len(text):  # the last sentences may continue, or be within quotation marks
             ends = accumulate(map(len, sentences))
             known = [each for each, end in zip(sentences, ends, strict=True) if end <= len(block) - _CONTEXT]
-            sentences = known or [block[: block.rfind(" ", 1) + 1] or block]
+            sentences = known or sentences[:-1][:1] or [block[: block.rfind(" ", 1) + 1] or block]
         for sentence in sentences:
             yield text[start : start + len(sentence)]
             start += len(sentence)

@@ -28,14 +28,13 @@ _KEPT_NAMES = ("code", "kbd", "samp", "var")
 _KEPT = re.compile(
     r"\btranslate\s*=\s*[\"']?no\b|\bclass\s*=\s*(?:[\"'][^\"']*)?\bnotranslate\b", re.IGNORECASE
 )
-_DRAWN = ("svg", "math")  # parts of a sentence, unlike scripts
 _DEEPEST = 50  # elements in each other; tags that are deeper count as single ones
 # As in browsers, comments, scripts, tags and quotes that do not end extend to the end of the document. No
 # alternative fails after it has read far, so the time is linear, unlike that of `html.parser`.
 _TOKEN = re.compile(
     r"(?P<comment><!--(?:.*?-->|.*)|<(?:[!?]|/(?![a-z]))[^>]*>?)"
-    # Elements that are kept and are not read further.
-    r"|<(?P<kept>script|style|textarea|(?:svg|math)(?![^>]*/>))(?=[\s/>])(?:.*?</(?P=kept)\b[^>]*>?|.*)"
+    # Elements that are kept and not read further; those that are drawn are parts of a sentence.
+    r"|<(?P<kept>script|style|textarea|(?P<drawn>svg|math)(?![^>]*/>))(?=[\s/>])(?:.*?</(?P=kept)\b[^>]*>?|.*)"
     r"|<(?P<end>/?)(?P<name>[a-z][^\s/>]*)(?:[^\"'>]++|\"[^\"]*\"|'[^']*')*+(?:>|[\"'].*|\Z)"
     r"|(?P<text>[^<]+|<)",
     re.DOTALL | re.IGNORECASE,
@@ -122,9 +121,11 @@ def _end_of_kept(number: int, tokens: Sequence[_Token], matches: dict[int, int])
     while later < len(tokens) and siblings is not None:
         other = _name(tokens[later])
         if tokens[later]["end"]:
-            is_end = matches.get(later, number) <= number  # of the element around this one
+            is_end = other not in _INLINE and matches.get(later, later) < number  # of a block around this one
         else:
-            is_end = other in siblings if siblings else bool(other) and other not in _INLINE | _VOID
+            is_end = (
+                other in siblings if siblings else bool(other) and other not in _INLINE and other not in _VOID
+            )
         if is_end:
             return later
         later = max(later, matches.get(later, 0)) + 1  # after all that is in an element
@@ -160,7 +161,7 @@ class Html:
                     self._add_kept(tokens[number:end])
                 else:
                     self._separate("".join(each[0] for each in tokens[number:end]))
-            elif (name and name not in _INLINE) or (token["kept"] or "svg").lower() not in _DRAWN:
+            elif (name and name not in _INLINE) or (token["kept"] and not token["drawn"]):
                 change = (name == "pre") * (-1 if token["end"] else 1)
                 self._preformatted = max(0, self._preformatted + change)
                 self._separate(raw)
@@ -182,8 +183,8 @@ class Html:
     def _text(self) -> _Text:
         """The last text, or a new one."""
         if not self._open:
-            self._open = [_Text(keeps_spaces=self._preformatted > 0)]
-            self._parts += self._open  # type: ignore[arg-type]
+            self._open = [started := _Text(keeps_spaces=self._preformatted > 0)]
+            self._parts.append(started)
         text = self._open[0]
         assert isinstance(text, _Text)
         return text
@@ -213,7 +214,9 @@ class Html:
         """Add an element whose content is not translated to the last text, or to a new one."""
         first, *inner, last = tokens
         text, content = self._text(), "".join(each[0] for each in inner)
-        plain = (unescape(each[0]) if each["text"] else " " * (_name(each) not in _INLINE) for each in inner)
+        plain = (
+            unescape(each[0]) if each["text"] else " " * (_name(each) not in _INLINE | {""}) for each in inner
+        )
         element = _Element(_name(first), first[0], text.size, close=last[0], content=content)
         text.add(first[0] + content + last[0], "".join(plain))
         element.end = text.size

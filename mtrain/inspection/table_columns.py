@@ -148,6 +148,8 @@ def _json_records(file: Path) -> Iterable[Any]:
 def _strings(record: Any, above: str = "") -> Iterable[tuple[str, str]]:
     """The strings in a record, with the dotted names of their fields."""
     for key, value in record.items() if isinstance(record, dict) else ():
+        if "." in str(key) and (above or not isinstance(value, str)):  # which a config cannot name
+            continue
         if isinstance(value, str):
             yield f"{above}{key}", value
         elif isinstance(value, dict):

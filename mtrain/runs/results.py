@@ -107,10 +107,10 @@ def read_results(run_dir: Path) -> list[Result]:
     """The recorded scores of the best model of a run; none if there is no record, if it is damaged, or if the
     best model has changed since."""
     record = _read(run_dir)
-    with suppress(OSError):
-        if record is not None and record.model in (None, sha256(run_dir / "model" / MANIFEST)):
-            return record.sets
-    return []
+    with suppress(OSError):  # the model may have been moved
+        if record and record.model not in (None, sha256(run_dir / "model" / MANIFEST)):
+            return []
+    return record.sets if record else []
 
 
 def _read(run_dir: Path) -> _Record | None:

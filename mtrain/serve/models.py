@@ -108,7 +108,7 @@ class Models:
             if model.translates(source, target)
         }
         if not self.directions:
-            raise UsageError(f"MODEL: {self.names} translates {self.codes[0]} only into itself")
+            raise UsageError(f"MODEL: {self.names}: no model translates into another language")
 
     def targets_of(self, source: str) -> list[str]:
         """The languages that a language can be translated into."""

@@ -80,7 +80,7 @@ def require_origin(request: Request, origins: Collection[str]) -> None:
     if site is None and origin and origin.partition("://")[2] != request.headers.get("host"):
         site = "cross-site"  # browsers do not name the site to servers without HTTPS, except on loopback
     if site in ("cross-site", "same-site") and not {"*", origin} & {*origins}:
-        raise HTTPException(403, "web pages of other origins may not ask this server")
+        raise HTTPException(403, f"web pages of {origin} may not ask this server; --cors allows them")
 
 
 def require_key(request: Request, fields: Mapping[str, Any], digests: Collection[bytes]) -> None:

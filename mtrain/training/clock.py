@@ -87,7 +87,8 @@ class Clock:
             return plan
         step, training = self.state.step, self.training
         total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
-        planned = training.planned_steps or 1
+        assert training.planned_steps is not None
+        planned = training.planned_steps
         warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / planned
         reached = plan.scheduled_at(step) if plan else step / planned
         return Plan(step, max(step / total, min(reached, warm)), total, 0, self.limits)

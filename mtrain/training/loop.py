@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from signal import Signals
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
+from mtrain.checkpoint.state import NO_HEAD
 from mtrain.data.epochs.loader import StepInput, largest_batches, layouts_of
 from mtrain.data.epochs.packed_batch import batch_type
 from mtrain.data.epochs.schedule import Position
@@ -206,7 +207,7 @@ def _finish_last_validation(trainer: Trainer) -> None:
 def _validate_checkpoint(trainer: Trainer, last: bool) -> None:
     """Publish the best weights. Validate the weights that training resumes from if a validation is due,
     or if the best weights are lost."""
-    if trainer.config.model.alignment_head:  # which earlier weights may lack
+    if trainer.state.validation_fingerprint == NO_HEAD:
         trainer.selection.check_fingerprint()
     best = trainer.state.best_step
     trainer.selection.publish(last)

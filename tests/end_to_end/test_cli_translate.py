@@ -416,7 +416,7 @@ def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, s
     stdin(b"cat " * 500 + b"\nIt rains.\n")
     code, out, err = mtrain("translate", run_dir, "--device", "cpu")
     assert code == 0 and out.count("\n") == 2 and out.endswith("Es regnet.\n")
-    assert "warning: 1 line(s) exceed the model's 64 tokens and were translated in parts" in err
+    assert "warning: 1 line(s) exceed the limit of 64 tokens and were translated in parts" in err
 
 
 def test_paragraphs_are_split_into_sentences_if_configured(mtrain, run_dir, tmp_path):

@@ -1,6 +1,6 @@
 """The translations that `mtrain evaluate` scores, made by models or read from files."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,7 +105,7 @@ def evaluate_models(
                     if not tests:
                         plain = given or _configured_test_sets(inputs, data_settings, texts)
                         tests.extend(with_augmented(plain, inputs.augment, translator))
-                        used = {test.direction or translator.direction for test in tests}
+                        used = {translator.direction, *(test.direction for test in tests if test.direction)}
                         _check_models(inputs.models[1:], used, decoding_settings, beam_size)
                     for test in tests:  # fail now, not after the first of them
                         _between(path, translator, test.direction or translator.direction)
@@ -119,7 +119,7 @@ def evaluate_models(
 
 
 def _check_models(
-    others: Sequence[Path], directions: Iterable[Direction], settings: Sequence[str], beam_size: int | None
+    others: Sequence[Path], directions: Collection[Direction], settings: Sequence[str], beam_size: int | None
 ) -> None:
     """Raise an error now, not after the translation by the first model, if another one cannot be used."""
     for path in others:

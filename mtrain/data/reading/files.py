@@ -72,8 +72,10 @@ def further_references(corpus: Corpus) -> list[list[Path]]:
         return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
     if not isinstance(corpus, TextTestSet):
         return []
-    found = [(name, expand(name)) for name in corpus.references]
-    return [_partners(corpus.source, name) if len(files) > 1 else files for name, files in found]
+    return [
+        _partners(corpus.source, name) if _WILDCARD.search(name) else expand(name)  # of all source files
+        for name in corpus.references
+    ]
 
 
 def files_by_pair(corpus: LineCorpus) -> list[tuple[Path, ...]]:

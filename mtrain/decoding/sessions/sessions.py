@@ -27,7 +27,8 @@ _OF_BATCHES = {"seed", "max_length_ratio", "max_length_offset", "min_length_rati
 _OF_BATCHES |= {"mbr", "alignment_layer", "split", "batch_tokens", "precision", "workers"}
 
 
-_sessions: "WeakSet[Sessions]" = WeakSet()  # of all models
+_all_sessions: "WeakSet[Sessions]" = WeakSet()
+_registry_lock = threading.Lock()
 
 
 class Sessions:
@@ -45,7 +46,8 @@ class Sessions:
         self.max_bytes = memory // 4  # of idle sessions
         self._pool = GraphPool(device)
         self._kept: dict[tuple[Shape, str], Session] = {}  # the one used last comes last
-        _sessions.add(self)
+        with _registry_lock:
+            _all_sessions.add(self)
 
     @torch.inference_mode()
     def search(self, batch: Batch) -> list[list[Hypothesis]] | None:
@@ -77,7 +79,9 @@ class Sessions:
                 if not is_out_of_memory(error):
                     raise
             log.warning("too little memory for a session of %d sentences: searching without", len(rows))
-            for each in _sessions:  # also of the other models of a server
+            with _registry_lock:
+                known = [*_all_sessions]
+            for each in known:  # also those of other models of a server
                 if each.device == self.device:
                     each._kept.clear()
                     each._pool = GraphPool(each.device)  # so that the memory of the old one is freed

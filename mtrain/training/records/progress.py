@@ -66,6 +66,7 @@ class Progress:
     def remove_later_records(self) -> None:
         """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again. Raises
         StorageError if this fails for metrics.jsonl."""
+        self.unwritten = [*filter(self._is_current, self.unwritten)]  # first: the disk may be full
         try:
             lines = lines_of(self.file)
         except StorageError as error:
@@ -73,7 +74,6 @@ class Progress:
             raise StorageError(f"{error}; {cure}") from None
         if self.file.exists():
             write_atomically(self.file, "".join(filter(self._is_current, lines)))
-        self.unwritten = [*filter(self._is_current, self.unwritten)]
         remove_later_samples(self.run_dir, self.state.step)
 
     def start(self) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mtrain.checkpoint.checkpoint import Checkpoint
 from mtrain.checkpoint.model_folder import Loaded
-from mtrain.checkpoint.state import TrainState
+from mtrain.checkpoint.state import NO_HEAD, TrainState
 from mtrain.config.choices import Choice
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
@@ -135,8 +135,8 @@ def prepare_run(
         checkpoint = open_run(config, saved, resume, allow_data_change)
         tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
         config = with_learned_vocab_size(config)
-        _require_languages(config.data, tokenizer)
         if checkpoint is None:
+            _require_languages(config.data, tokenizer)
             write_config(config)  # now: encoding may be interrupted
         if workers:  # then each process is to use one core
             tokenizer.set_threads(1)
@@ -152,6 +152,8 @@ def prepare_run(
         data = prepare_data(config.data, tokenizer, folder, config.seed, trained_on, scanner, workers)
     if checkpoint:
         state = _accept_changes(checkpoint.state, tokenizer, data, batch_order(config.data))
+        if saved and config.model.alignment_head and not saved.model.alignment_head:
+            state = replace(state, validation_fingerprint=NO_HEAD)
         checkpoint = checkpoint._replace(state=state)
     choices = vocab_size_choice(config) if adapt_vocab_size else []
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)

@@ -130,8 +130,7 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
     elif config.tokenizer.path is not None:
         inherited["tokenizer"] = values["tokenizer"]
     if config.model.preset == "auto":
-        if config.training.init_from is None:  # otherwise, mtrain has planned the steps
-            _require_end(config.training, saved.training)
+        _require_end(config.training, saved.training)
         for section, key in (name.split(".") for name in AUTOMATIC):
             inherited.setdefault(section, {})[key] = values[section][key]
         if config.training.max_minutes is None:
@@ -143,7 +142,9 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
 def _require_end(training: TrainingConfig, before: TrainingConfig) -> None:
     """Raise UsageError if a run gets another kind of limit in place of the steps at which its schedule ends.
     If it had `max_minutes`, these steps were planned."""
-    ends = {name: getattr(before, name) for name in ("max_steps", "max_epochs") if getattr(before, name)}
+    # In fine-tuning, mtrain may have planned `max_steps`, which the run keeps.
+    names = ("max_epochs",) if training.init_from else ("max_steps", "max_epochs")
+    ends = {name: getattr(before, name) for name in names if getattr(before, name)}
     if not ends or before.max_minutes or training.max_steps or training.max_epochs:
         return
     if training.max_minutes or training.patience not in (None, before.patience):

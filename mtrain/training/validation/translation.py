@@ -112,7 +112,7 @@ class Validator:
         return "chrf", "BLEU is 0 if no validation reference has four tokens"
 
     def fingerprint(self) -> str:
-        """SHA-256 of the pairs, the vocabulary, the search settings and whether there is an alignment head.
+        """SHA-256 of the pairs, the vocabulary and the search settings.
 
         Scores are comparable only if their fingerprints are equal.
         """
@@ -128,8 +128,6 @@ class Validator:
             value.append([*map(str, self.directions)])
         if changed := changed_bleu_tokenizers(self.metrics):
             value.append(changed)
-        if self.config.model.alignment_head:  # without it, earlier weights would have no trained head
-            value.append("alignment_head")
         return sha256_of_json(value)
 
     def _encode(self, micro_batch_tokens: int) -> list[AnyBatch]:

@@ -243,6 +243,12 @@ def test_sentences_end_as_the_language_ends_them(translator: Translator, languag
     assert len(parts) == count
 
 
+def test_a_long_sentence_does_not_divide_the_next_one(translator: Translator) -> None:
+    text = "a " * 1700 + "end. " + "It rains. " * 200
+    splitter = Splitter(translator.tokenizer, 9000, "en", "sentences")
+    assert len(splitter.parts_of([text], [], 0)) == 201
+
+
 def test_a_line_of_symbols_is_a_part(tagging: Tokenizer) -> None:
     for mode in ("long", "sentences"):
         parts = Splitter(tagging, 31, "en", mode).parts_of(["<polite>", "It rains."], [], 0, alignments=True)

@@ -343,7 +343,7 @@ def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, c
     text = " ".join(SOURCES * 3)
     with caplog.at_level(logging.WARNING):
         [found, short] = translator.translate([text, "It rains."], alignments=True)
-    assert "1 line(s) exceed the model's 64 tokens and were translated in parts" in caplog.text
+    assert "1 line(s) exceed the limit of 64 tokens and were translated in parts" in caplog.text
     assert found.text.count(".") >= 12 and "\n" not in found.text and short.text == "Es regnet."
     assert found.alignment is not None
     source, target = len(text.split()), len(found.text.split())

@@ -57,6 +57,8 @@ def translated(html, translate):
         ("<section translate='no'>no <p>no", []),
         ("<p translate='no'>no <b>no<br>no<p>yes<h2 class=notranslate>no</h2>", ["yes"]),
         ("<p translate='no'>no<ul>yes</ul>", ["yes"]),
+        ("<p translate=no>no</b> no<p>yes", ["yes"]),
+        ("<i><p translate=no>no</i> no<p>yes", ["yes"]),
         ("<ul><li class=notranslate>no<ul><li>no</li></ul><li>yes</ul>yes", ["yes", "yes"]),
         ("<ul><li>yes<li class=notranslate>no</ul>yes", ["yes", "yes"]),
         ("<table><tr><th translate=no>no<td>yes<tr translate=no><td>no<tr><td>yes</table>", ["yes", "yes"]),

@@ -121,7 +121,7 @@ def test_of_several_codes_for_a_language_the_first_or_the_target_is_detected():
 
 
 def test_a_model_must_translate_into_another_language():
-    with pytest.raises(UsageError, match="simpler translates en only into itself"):
+    with pytest.raises(UsageError, match="simpler: no model translates into another language"):
         Models([model("simpler", "en", "en")])
 
 
