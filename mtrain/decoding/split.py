@@ -29,7 +29,7 @@ _SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 
 _BLOCK = 10_000  # maximum characters of a line that is not split, to bound memory
 _SEGMENTED = 4000  # characters that sentencex divides at a time, which takes milliseconds
-_CONTEXT = 1000  # the last of these characters: their sentences may go on after the block
+_CONTEXT = 1000  # characters at the end of a block, whose sentences may continue in the next one
 # Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
 # except with many workers; see `Workers.lines_needed`.
 WINDOW = 4096

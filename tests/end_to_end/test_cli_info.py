@@ -64,6 +64,10 @@ def test_a_run_is_described_with_its_progress(mtrain, run_copy):
     assert rows["limits"].startswith("max_steps 200") and rows["checkpoints"] == "2"
     wanted = f"nll (nats/token) {scores['nll']:.3f}, BLEU {scores['bleu']:.2f}, chrF2 {scores['chrf']:.2f}"
     assert rows["last validation"] == f"step 200: {wanted}"
+    config = run_copy / "config.yaml"
+    config.write_text(config.read_text().replace("max_steps: 200", "max_steps: 1234567"))
+    assert rows_of(mtrain("info", run_copy)[1])["limits"].startswith("max_steps 1,234,567")
+    config.write_text(config.read_text().replace("max_steps: 1234567", "max_steps: 200"))
     found = described(mtrain, run_copy)["progress"]
     assert found["step"] == 200 and found["limits"]["max_steps"] == 200
     best = json.loads((run_copy / "checkpoints/index.json").read_text())["best"]

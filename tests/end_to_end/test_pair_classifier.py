@@ -318,6 +318,12 @@ def test_settings_that_do_not_fit_are_errors(make, changes, message):
         fit_on_cpu(make(**changes))
 
 
+def test_corpora_may_have_several_target_languages(make):
+    corpus = make().data.train[0].model_dump(mode="json", exclude_none=True)
+    train = [corpus, {**corpus, "target_lang": "fr"}]
+    assert [each.target for each in make(data={"train": train}).data.directions] == ["de", "fr"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
