@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from mtrain import Translator
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding import workers
 from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.shared_workers import SharedWorkers
@@ -67,6 +69,18 @@ def helped(started: list[Translator], run_dir: Path, tmp_path: Path, monkeypatch
         started.append(Translator.load(run_dir, "cpu", keys, workers=2))
         assert started[-1].workers.start() == 1
     return started[-1]
+
+
+@contextmanager
+def worker_used(workers: Workers, decoding: threading.Lock = Workers.decoding) -> Iterator[None]:
+    """Fail unless the worker process decodes a batch while another thread holds `decoding`. A translation
+    that ended with an error may have left the process busy, so this first waits until it is idle."""
+    with decoding:
+        task, sent = DecodingTask(DecodingConfig(), [Part(0, [4, 3], [], (0, 0))], "de"), workers.sent
+        while workers.sent == sent and workers.pids():
+            workers.decode_one(task)
+        yield
+    assert workers.sent > sent + 1
 
 
 def test_threads_can_share_a_translator(translator: Translator) -> None:
@@ -136,19 +150,18 @@ def test_an_error_in_a_worker_process_is_raised_in_this_process(helped: Translat
         forbidden_ids=most, no_repeat_ngram=1, min_length_offset=400, max_length_offset=400
     )
     for _ in range(2):  # the worker process survives the error
-        sent = helped.workers.sent
-        with pytest.raises(UsageError, match="exclude every translation"):
+        with worker_used(helped.workers), pytest.raises(UsageError, match="exclude every translation"):
             broken.translate(LINES)
-        assert helped.workers.sent > sent
     assert helped.workers.start() == 1
 
 
 def test_translations_are_the_same_with_a_worker_process_and_after_it_is_killed(
     helped: Translator, caplog
 ) -> None:
-    alone, sent = helped.with_settings(workers=1), helped.workers.sent
-    assert helped.translate(LINES, alignments=True) == alone.translate(LINES, alignments=True)
-    assert helped.workers.sent > sent
+    alone = helped.with_settings(workers=1)
+    expected = alone.translate(LINES, alignments=True)
+    with worker_used(helped.workers):
+        assert helped.translate(LINES, alignments=True) == expected
     [two, one] = [each.with_settings(beam_size=2) for each in (helped, alone)]
     assert two.workers is helped.workers  # the same process decodes with other settings, too
     expected = one.translate(LINES, n_best=2)
@@ -196,10 +209,9 @@ def test_a_worker_process_decodes_while_another_model_is_decoded_here(
     helped: Translator, translator: Translator
 ) -> None:
     assert helped.workers.start() == 1
-    expected, sent = helped.translate(SOURCES), helped.workers.sent
-    with translator.workers.decoding:
+    expected = helped.translate(SOURCES)
+    with worker_used(helped.workers, translator.workers.decoding):
         assert helped.translate(SOURCES) == expected
-    assert helped.workers.sent > sent
 
 
 @pytest.mark.slow
