@@ -195,11 +195,15 @@ def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
     if not model.exists() and (shared := shared_tokenizer(config.data)):
         return tokenizer_settings(shared).model_dump(mode="json")
     try:
-        file = tokenizer_folder(model).parent / "config.yaml"
+        folder = tokenizer_folder(model)
     except ModelError as error:
         raise ModelError(f"tokenizer.path: {error}") from None
+    # The config of a run without a model may leave out what is the default, or was when it was written.
+    has_settings = (folder / "config.yaml").exists()
+    file = (folder if has_settings else folder.parent) / "config.yaml"
     try:
-        return validate(TokenizerConfig, read_yaml_file(file)["tokenizer"], str(file)).model_dump(mode="json")
+        values = read_yaml_file(file) if has_settings else read_yaml_file(file)["tokenizer"]
+        return validate(TokenizerConfig, values, str(file)).model_dump(mode="json")
     except (UsageError, TypeError, KeyError) as error:  # an error of the folder, not of the config
         raise ModelError(f"tokenizer.path: {file} has no valid tokenizer settings: {error}") from None
 

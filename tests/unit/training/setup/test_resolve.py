@@ -204,6 +204,17 @@ def test_settings_beside_a_tokenizer_path_must_agree_with_that_tokenizer(make_co
         fit_on_cpu(make_config(tokenizer={"path": str(run_dir), key: value}))
 
 
+def test_a_tokenizer_of_a_run_without_a_model_keeps_the_normalization_of_its_time(make_config, tmp_path):
+    """`mtrain tokenize` writes only the given keys to RUN/config.yaml. The default was once nmt_nfkc."""
+    tokenized = make_config("tokenized", tokenizer={"normalization": "nmt_nfkc"})
+    tokenize(tokenized)
+    settings = Path(tokenized.run_dir, "config.yaml")
+    settings.write_text(settings.read_text().replace("  normalization: nmt_nfkc\n", ""))
+    for given in ({}, {"normalization": "nmt_nfkc"}):
+        config = make_config("other", tokenizer={"path": tokenized.run_dir, **given})
+        assert resolve_config(config).config.tokenizer.normalization == "nmt_nfkc"
+
+
 # --------------------------------------------------------------------------------------------------- resuming
 
 
