@@ -337,6 +337,20 @@ def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_en
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1]
 
 
+def test_03_metrics_of_steps_that_are_repeated_are_not_written(tmp_path):
+    progress = make_progress(tmp_path)
+    (tmp_path / "metrics.jsonl").mkdir()
+    for step in (2, 4):
+        progress.state.step = step
+        progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
+        progress.log_step(1, 0.1)
+    (tmp_path / "metrics.jsonl").rmdir()
+    progress.state.step = 2  # as after a validation without enough memory, from the last checkpoint
+    progress.remove_later_records()
+    progress.close()
+    assert [record["step"] for record in read_metrics(tmp_path)] == [2]
+
+
 def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):
     def write() -> None:
         progress = make_progress(tmp_path)
