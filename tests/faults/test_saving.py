@@ -337,18 +337,19 @@ def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_en
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1]
 
 
-def test_03_metrics_of_steps_that_are_repeated_are_not_written(tmp_path):
-    progress = make_progress(tmp_path)
+def test_03_the_line_of_a_validation_that_is_repeated_is_not_written(tmp_path):
+    """The disk is full, so neither the line nor the outcome of the validation can be written."""
+    progress = make_progress(tmp_path, step=4)
+    progress.state.validation_due = True
     (tmp_path / "metrics.jsonl").mkdir()
-    for step in (2, 4):
-        progress.state.step = step
-        progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
-        progress.log_step(1, 0.1)
+    progress.sums = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
+    progress.log_step(1, 0.1)
+    progress.log_validation(with_bleu(30), best=True)
     (tmp_path / "metrics.jsonl").rmdir()
-    progress.state.step = 2  # as after a validation without enough memory, from the last checkpoint
     progress.remove_later_records()
     progress.close()
-    assert [record["step"] for record in read_metrics(tmp_path)] == [2]
+    [record] = read_metrics(tmp_path)
+    assert record["learning_rate"] == 0.1
 
 
 def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):
