@@ -148,6 +148,10 @@ def test_a_model_or_run_may_get_an_alignment_head_later(make_config, before):
         assert (decoding["alignment_layer"] is None) == (before or head is True)
     resumed = fit_on_cpu(make_config(model={"alignment_head": not before}, training={"max_steps": 4}))
     assert load_model(resumed).config.model.alignment_head != before
+    if not before:  # the fine-tuned run has a layer, which would hide the head
+        later = {"max_steps": 4, "init_from": str(first)}
+        gained = fit_on_cpu(make_config("tuned-None", model={"alignment_head": True}, training=later))
+        assert read_yaml_file(gained / "config.yaml")["decoding"]["alignment_layer"] is None
 
 
 @pytest.mark.slow
