@@ -8,7 +8,8 @@ of targets comes last, so causality hides it, and the loss ignores it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -336,13 +337,16 @@ class DecoderLayer(nn.Module):
 class Encoder(nn.Module):
     """The encoder with its embeddings: the first part of a Transformer and of a pair classifier."""
 
+    encoder: Sequence[EncoderLayer]  # `nn.ModuleList` does not say what it contains
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
         self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
         self.learned_positions = make_learned_positions(config)
         self.embed = Embed(config)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder = layers  # type: ignore[assignment]
         self.encoder_norm = make_final_norm(config)
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
@@ -369,6 +373,8 @@ class Transformer(Encoder):
     `source_embedding`, and `output_weight` is None if it is tied to the target embedding.
     """
 
+    decoder: Sequence[DecoderLayer]
+
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         tie, width, vocab = config.tie_embeddings, config.d_model, config.target_vocab_size
@@ -376,7 +382,8 @@ class Transformer(Encoder):
         self.output_weight = nn.Parameter(torch.empty(vocab, width)) if tie == "none" else None
         self.output_bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
         self.learned_target_positions = make_learned_positions(config)
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder = layers  # type: ignore[assignment]
         self.decoder_norm = make_final_norm(config)
         initialize(self)
         if self.output_weight is not None:
@@ -454,7 +461,7 @@ def scale_branches(model: Transformer) -> None:
         (model.encoder, 0.81 * product, 0.87 / product),
         (model.decoder, (3 * m) ** 0.25, (12 * m) ** -0.25),
     ):
-        for module in layers.modules():
+        for module in chain.from_iterable(layer.modules() for layer in layers):
             if isinstance(module, MultiHeadAttention):
                 module.query_key_value.weight.data.chunk(3)[2].mul_(b)  # values
                 module.output.weight.data.mul_(b / a)
