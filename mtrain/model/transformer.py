@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig, Positions
 from mtrain.kernels.attention.dispatch import attention
 from mtrain.kernels.cross_entropy import LossSums, projected_cross_entropy
 from mtrain.kernels.dropout import Generator, HashKey, dropout
@@ -77,20 +77,20 @@ class Dropout(nn.Module):
 # ------------------------------------------------------------------------------------------------ positions
 
 
-def sinusoidal_positions(
-    length: int, width: int, interleaved: bool = False, marian: bool = False, first: int = 0
-) -> Tensor:
+def sinusoidal_positions(length: int, width: int, kind: Positions = "sinusoidal", first: int = 0) -> Tensor:
     """(length, width) table of sin and cos of p / 10000^(2i/width) (section 3.5), for p from `first` on.
 
-    All sines come first, then all cosines; or they alternate, as in the paper. With `marian`, the exponent is
-    i / (width/2 - 1), as in Marian, tensor2tensor and fairseq, whose slowest frequency is exactly 1 / 10000.
+    All sines come first, then all cosines; with "sinusoidal_interleaved" they alternate, as in the paper.
+    With "sinusoidal_marian", the exponent is i / (width/2 - 1), as in Marian, tensor2tensor and fairseq,
+    whose slowest frequency is exactly 1 / 10000.
     """
-    steps = width / 2 - 1 if marian else width / 2
+    steps = width / 2 - 1 if kind == "sinusoidal_marian" else width / 2
     frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / steps)
     positions = torch.arange(first, first + length, dtype=torch.float64)
     angles = positions[:, None] * frequencies  # (length, width / 2)
     parts = [angles.sin(), angles.cos()]
-    table = torch.stack(parts, dim=-1).flatten(1) if interleaved else torch.cat(parts, dim=-1)
+    alternate = kind == "sinusoidal_interleaved"
+    table = torch.stack(parts, dim=-1).flatten(1) if alternate else torch.cat(parts, dim=-1)
     return table.to(torch.get_default_dtype())
 
 
@@ -129,9 +129,8 @@ class Embed(nn.Module):
             self._sinusoids = self._table(min(self.config.max_positions, 1024))
 
     def _table(self, length: int) -> Tensor:
-        kind, width = self.config.positions, self.config.d_model
-        interleaved, marian = kind == "sinusoidal_interleaved", kind == "sinusoidal_marian"
-        return sinusoidal_positions(length, width, interleaved, marian, self.config.first_position)
+        config = self.config
+        return sinusoidal_positions(length, config.d_model, config.positions, config.first_position)
 
     def positions(self, start: int, length: int, learned: nn.Embedding | None) -> Tensor | None:
         """Embeddings (length, E) of the positions from `start` on: learned ones if the model has them. None
