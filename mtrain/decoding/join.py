@@ -1,8 +1,9 @@
 """Joining the translations of the parts of a line, and of the lines of a text."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain, zip_longest
 
 from mtrain.config.languages import sentence_separator
@@ -20,30 +21,29 @@ def count_lines(text: str) -> int:
 def join_texts(
     texts: Sequence[str], task: DecodingTask, found: Sequence[list[Translation]]
 ) -> Iterator[Translation]:
-    """Yield the translation of each text of a window, given the translations `found` of the parts of the
-    task."""
+    """Yield the translation of each text of a window, given what was `found` for each part of the task: up to
+    `task.n_best` translations, best first."""
     penalty, space = task.config.length_penalty, sentence_separator(task.target_lang)
     parts_of_line: dict[int, list[list[Translation]]] = defaultdict(list)
     for part, of_part in zip(task.parts, found, strict=True):
         parts_of_line[part.line].append(of_part)
     empty = Translation("", 0.0, 0.0, 0, True, alignment=() if task.alignments else None)
+    join_parts = partial(join, space=space, length_penalty=penalty)
     line = 0
     for text in texts:
         lines = range(line, line + count_lines(text))
-        of_text = [_join_parts(parts_of_line.get(i, [[empty]]), task.n_best, space, penalty) for i in lines]
-        yield _join_lines(of_text, text, task.n_best, penalty)
+        of_lines = [_joined(parts_of_line.get(i, [[empty]]), join_parts) for i in lines]
+        best, *others = _joined(of_lines, partial(_with_breaks, text=text, length_penalty=penalty))
+        yield replace(best, n_best=(best, *others)) if task.n_best > 1 else best
         line = lines.stop
 
 
-def _join_parts(
-    parts: Sequence[Sequence[Translation]], n_best: int, space: str, length_penalty: float
-) -> Translation:
-    """The translation of a line, given the best translations of each of its parts; the k-th best consists of
-    their k-th best."""
-    if len(parts) == 1:
-        return _with_n_best(parts[0], n_best)
-    columns = kth_best(parts)
-    return _with_n_best([join(column, space, length_penalty) for column in columns], n_best)
+def _joined(
+    ranked: Sequence[Sequence[Translation]], join_column: Callable[[Sequence[Translation]], Translation]
+) -> list[Translation]:
+    """The best translations of a whole, given those of its parts: the k-th best consists of their k-th best,
+    which `join_column` joins."""
+    return [*ranked[0]] if len(ranked) == 1 else [join_column(column) for column in kth_best(ranked)]
 
 
 def join(parts: Sequence[Translation], space: str, length_penalty: float) -> Translation:
@@ -68,15 +68,6 @@ def join(parts: Sequence[Translation], space: str, length_penalty: float) -> Tra
     return Translation(text, score, log_prob, tokens, finished, aligned)
 
 
-def _join_lines(lines: Sequence[Translation], text: str, n_best: int, length_penalty: float) -> Translation:
-    """The translation of a text from the translations of its lines, with the same line breaks. The k-th best
-    consists of the k-th best of each line."""
-    if len(lines) == 1:
-        return lines[0]
-    columns = kth_best([line.n_best or (line,) for line in lines])
-    return _with_n_best([_with_breaks(column, text, length_penalty) for column in columns], n_best)
-
-
 def kth_best(ranked: Sequence[Sequence[Translation]]) -> Iterator[list[Translation]]:
     """Yield the best translations of several texts, then the second best ones, and so on. Where a text has
     fewer than others, its last one is repeated. Without texts, one empty list."""
@@ -97,8 +88,3 @@ def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float)
     joined = join(filled, " ", length_penalty) if filled else lines[0]
     texts = [line.text for line in lines]
     return replace(joined, text="".join(chain.from_iterable(zip_longest(texts, breaks, fillvalue=""))))
-
-
-def _with_n_best(translations: Sequence[Translation], n_best: int) -> Translation:
-    """The best of the translations of a line, with all of them in its field `n_best` if `n_best` > 1."""
-    return replace(translations[0], n_best=tuple(translations[:n_best])) if n_best > 1 else translations[0]

@@ -1,9 +1,10 @@
 """`Translation`, the result of translating a line."""
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from mtrain.decoding.alignment import Alignment
 
@@ -52,12 +53,5 @@ class Translation:
 
 def json_line(value: object) -> str:
     """A value as one line of JSON, with null for numbers that are not finite, which JSON cannot express."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    known = to_jsonable_python(value, inf_nan_mode="null")
+    return json.dumps(known, ensure_ascii=False, allow_nan=False) + "\n"

@@ -220,8 +220,6 @@ def _are_sinusoidal(table: Tensor, model: ModelConfig) -> bool:
     """Whether a table of positions contains the sinusoidal ones of a model."""
     if table.dim() != 2 or not len(table) or table.size(1) != model.d_model:
         return False
-    kind, width = model.positions, model.d_model
-    interleaved, marian = kind == "sinusoidal_interleaved", kind == "sinusoidal_marian"
-    expected = sinusoidal_positions(len(table), width, interleaved, marian, model.first_position)
+    expected = sinusoidal_positions(len(table), model.d_model, model.positions, model.first_position)
     # fp16 rounds them by up to 2 ** -12.
     return bool((table.float() - expected).abs().max() <= 1e-3)

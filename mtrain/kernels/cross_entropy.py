@@ -65,7 +65,7 @@ def projected_cross_entropy(
     dtype = product_dtype(hidden)
     if not r_drop and suits_kernels(hidden):
         rows = chunk_rows("cuda", weight.size(0), _MAX_LOGIT_BYTES // dtype.itemsize)
-        inputs = hidden, weight, bias, labels, IGNORE, smoothing, dtype, rows
+        inputs = hidden, weight, bias, labels, smoothing, dtype, rows
         fused: tuple[Tensor, Tensor] | None
         with without_autocast(hidden):
             fused = attempt("cross_entropy.fused_cross_entropy", (dtype, weight.size(0)), *inputs)

@@ -23,14 +23,7 @@ from mtrain.kernels.attention import dispatch as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.sequences import Padded
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.transformer import (
-    DecoderLayer,
-    FeedForward,
-    Linear,
-    MultiHeadAttention,
-    Transformer,
-    rotate,
-)
+from mtrain.model.transformer import FeedForward, Linear, MultiHeadAttention, Transformer, rotate
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -64,11 +57,10 @@ class DecodingTransformer:
     def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
         """An empty cache for `beams` rows of each sentence, for up to `max_length` positions, given the
         encoder output (B, S, E) and its mask (B, S)."""
-        layers = []
-        for layer in self.packed.decoder:
-            assert isinstance(layer, DecoderLayer)
-            keys, values = memory_keys_and_values(layer.cross_attention, memory)
-            layers.append(LayerCache(keys, values, beams, max_length))
+        layers = [
+            LayerCache(*memory_keys_and_values(layer.cross_attention, memory), beams, max_length)
+            for layer in self.packed.decoder
+        ]
         return KeyValueCache(layers, source_keep, beams)
 
     def decode_next(self, last: Tensor, cache: KeyValueCache) -> Tensor:
@@ -82,7 +74,6 @@ class DecodingTransformer:
         positions = model.embed.positions(position, 1, model.learned_target_positions)
         x = model.embed(last, Padded(len(last), 1), embedding, positions)
         for layer, layer_cache in zip(model.decoder, cache.layers, strict=True):
-            assert isinstance(layer, DecoderLayer)
             h, x = layer.self_attention_residual.before(x)
             h = self_attention_step(layer.self_attention, h, layer_cache, position, past_keep_bias)
             x = layer.self_attention_residual.after(x, h)
@@ -105,9 +96,8 @@ class DecodingTransformer:
     @cached_property
     def low_weight(self) -> Tensor:
         """The weight (V, E) of the projection in the type of what the linear maps of the decoder return."""
-        layer = self.packed.decoder[0]
-        assert isinstance(layer, DecoderLayer)
-        return self.weight.detach().to(layer.cross_attention.output.forward(self.weight[:1]).dtype)
+        output = self.packed.decoder[0].cross_attention.output
+        return self.weight.detach().to(output.forward(self.weight[:1]).dtype)
 
     def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""

@@ -12,7 +12,7 @@ from mtrain.kernels.decoding_step import add_norm, cross_attention, self_attenti
 from mtrain.kernels.precision import product_fp32
 from mtrain.kernels.sequences import Packed, Padded
 from mtrain.model.incremental import DecodingTransformer
-from mtrain.model.transformer import DecoderLayer, EncoderLayer, MultiHeadAttention, Residual, rotate
+from mtrain.model.transformer import MultiHeadAttention, Residual, rotate
 
 
 class StaticDecoder:
@@ -41,15 +41,14 @@ class StaticDecoder:
         x = model.embed(ids, sources, model.source_embedding, self.source_table)
         stream = _ResidualStream(x, dtype)
         for layer in model.encoder:
-            assert isinstance(layer, EncoderLayer)
             h = layer.self_attention(stream.before(layer.self_attention_residual), sources)
             stream.after(layer.self_attention_residual, h)
             h = layer.feed_forward(stream.before(layer.feed_forward_residual))
             stream.after(layer.feed_forward_residual, h)
         memory = stream.normalized(model.encoder_norm)
-        for layer, stored in zip(model.decoder, self.memories, strict=True):
-            assert isinstance(layer, DecoderLayer)
-            projected = layer.cross_attention.query_key_value.slice(memory, memory.size(1))  # (P, 2E)
+        for decoder_layer, stored in zip(model.decoder, self.memories, strict=True):
+            attention = decoder_layer.cross_attention
+            projected = attention.query_key_value.slice(memory, memory.size(1))  # (P, 2E)
             stored.flatten(1)[: len(ids)].copy_(projected)
 
     def decode_next(self, last: Tensor, past_keep: Tensor | None, position: Tensor, spans: Tensor) -> Tensor:
@@ -62,7 +61,6 @@ class StaticDecoder:
         x = model.embed(last.flatten(), Padded(last.numel(), 1), embedding, positions)
         stream = _ResidualStream(x, self.model.low_weight.dtype)
         for layer, cache, memory in zip(model.decoder, self.caches, self.memories, strict=True):
-            assert isinstance(layer, DecoderLayer)
             attention = layer.self_attention
             h = attention.query_key_value.forward(stream.before(layer.self_attention_residual))
             if attention.rotary:

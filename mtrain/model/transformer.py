@@ -8,13 +8,14 @@ of targets comes last, so causality hides it, and the loss ignores it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.config.sections.model import ModelConfig
+from mtrain.config.sections.model import ModelConfig, Positions
 from mtrain.kernels.attention.dispatch import attention
 from mtrain.kernels.cross_entropy import LossSums, projected_cross_entropy
 from mtrain.kernels.dropout import Generator, HashKey, dropout
@@ -76,20 +77,20 @@ class Dropout(nn.Module):
 # ------------------------------------------------------------------------------------------------ positions
 
 
-def sinusoidal_positions(
-    length: int, width: int, interleaved: bool = False, marian: bool = False, first: int = 0
-) -> Tensor:
+def sinusoidal_positions(length: int, width: int, kind: Positions = "sinusoidal", first: int = 0) -> Tensor:
     """(length, width) table of sin and cos of p / 10000^(2i/width) (section 3.5), for p from `first` on.
 
-    All sines come first, then all cosines; or they alternate, as in the paper. With `marian`, the exponent is
-    i / (width/2 - 1), as in Marian, tensor2tensor and fairseq, whose slowest frequency is exactly 1 / 10000.
+    All sines come first, then all cosines; with "sinusoidal_interleaved" they alternate, as in the paper.
+    With "sinusoidal_marian", the exponent is i / (width/2 - 1), as in Marian, tensor2tensor and fairseq,
+    whose slowest frequency is exactly 1 / 10000.
     """
-    steps = width / 2 - 1 if marian else width / 2
+    steps = width / 2 - 1 if kind == "sinusoidal_marian" else width / 2
     frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / steps)
     positions = torch.arange(first, first + length, dtype=torch.float64)
     angles = positions[:, None] * frequencies  # (length, width / 2)
     parts = [angles.sin(), angles.cos()]
-    table = torch.stack(parts, dim=-1).flatten(1) if interleaved else torch.cat(parts, dim=-1)
+    alternate = kind == "sinusoidal_interleaved"
+    table = torch.stack(parts, dim=-1).flatten(1) if alternate else torch.cat(parts, dim=-1)
     return table.to(torch.get_default_dtype())
 
 
@@ -128,9 +129,8 @@ class Embed(nn.Module):
             self._sinusoids = self._table(min(self.config.max_positions, 1024))
 
     def _table(self, length: int) -> Tensor:
-        kind, width = self.config.positions, self.config.d_model
-        interleaved, marian = kind == "sinusoidal_interleaved", kind == "sinusoidal_marian"
-        return sinusoidal_positions(length, width, interleaved, marian, self.config.first_position)
+        config = self.config
+        return sinusoidal_positions(length, config.d_model, config.positions, config.first_position)
 
     def positions(self, start: int, length: int, learned: nn.Embedding | None) -> Tensor | None:
         """Embeddings (length, E) of the positions from `start` on: learned ones if the model has them. None
@@ -336,13 +336,16 @@ class DecoderLayer(nn.Module):
 class Encoder(nn.Module):
     """The encoder with its embeddings: the first part of a Transformer and of a pair classifier."""
 
+    encoder: Sequence[EncoderLayer]  # `nn.ModuleList` does not say what it contains
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
         self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
         self.learned_positions = make_learned_positions(config)
         self.embed = Embed(config)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder = layers  # type: ignore[assignment]
         self.encoder_norm = make_final_norm(config)
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
@@ -369,6 +372,8 @@ class Transformer(Encoder):
     `source_embedding`, and `output_weight` is None if it is tied to the target embedding.
     """
 
+    decoder: Sequence[DecoderLayer]
+
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         tie, width, vocab = config.tie_embeddings, config.d_model, config.target_vocab_size
@@ -376,7 +381,8 @@ class Transformer(Encoder):
         self.output_weight = nn.Parameter(torch.empty(vocab, width)) if tie == "none" else None
         self.output_bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
         self.learned_target_positions = make_learned_positions(config)
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder = layers  # type: ignore[assignment]
         self.decoder_norm = make_final_norm(config)
         initialize(self)
         if self.output_weight is not None:
@@ -454,7 +460,7 @@ def scale_branches(model: Transformer) -> None:
         (model.encoder, 0.81 * product, 0.87 / product),
         (model.decoder, (3 * m) ** 0.25, (12 * m) ** -0.25),
     ):
-        for module in layers.modules():
+        for module in chain.from_iterable(layer.modules() for layer in layers):
             if isinstance(module, MultiHeadAttention):
                 module.query_key_value.weight.data.chunk(3)[2].mul_(b)  # values
                 module.output.weight.data.mul_(b / a)

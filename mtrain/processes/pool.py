@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -110,6 +109,7 @@ class WorkerProcess:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("this program is not run by a Python interpreter")
         self.ready = False  # whether `prepare` is done
+        self.is_replacement = False  # of a process that has ended, in a pool
         self.name = "a worker process"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *sys.path],
@@ -161,14 +161,6 @@ class WorkerProcess:
 # ------------------------------------------------------------------------------------------ several processes
 
 
-@dataclass
-class _Slot:
-    """A place for a worker process in a pool."""
-
-    process: WorkerProcess | None  # None if it could not be started, or has ended
-    replaced: bool = False  # whether this is not the first process
-
-
 class WorkerPool:
     """Worker processes that share tasks. They end when the pool is closed or garbage-collected, and when this
     process ends."""
@@ -178,16 +170,18 @@ class WorkerPool:
         self._prepare, self.count = prepare, count
         self._processes: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _kill_all, os.getpid(), self._processes)
-        self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
+        # Processes that do no task; None for each that could not be started, or has ended.
+        self._free: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
         for _ in range(count):  # none is waited for, so that all import their modules at the same time
-            self._free.put(_Slot(self._start()))
+            self._free.put(self._start())
 
-    def _start(self) -> WorkerProcess | None:
+    def _start(self, is_replacement: bool = False) -> WorkerProcess | None:
         try:
             self._processes.append(process := WorkerProcess())
         except OSError as error:  # too many processes, for example
             log.warning("cannot start a worker process: %s", error)
             return None
+        process.is_replacement = is_replacement
         return process
 
     def map(
@@ -205,19 +199,19 @@ class WorkerPool:
         it may raise, the pool is closed: a process that is stopped would never end its task."""
 
         def run(task: Task) -> Result:
-            slot = self._free.get()
+            process = self._free.get()
             try:
-                while slot.process is not None:
+                while process is not None:
                     try:
-                        if not slot.process.ready:
-                            slot.process.prepare(self._prepare)
-                        return remote(slot.process, task)
+                        if not process.ready:
+                            process.prepare(self._prepare)
+                        return remote(process, task)
                     except WorkerEndedError as error:
                         if not self._end.alive:  # `close` has ended it
                             raise
-                        self._replace(slot, error)
+                        process = self._replacement(process, error)
             finally:
-                self._free.put(slot)
+                self._free.put(process)
             return local(task)
 
         pending: deque[tuple[Task, Future[Result]]] = deque()
@@ -238,12 +232,11 @@ class WorkerPool:
                 for _, future in pending:
                     future.cancel()
 
-    def _replace(self, slot: _Slot, error: WorkerEndedError) -> None:
-        """Start another process in place of the one that has ended, unless it was a replacement itself."""
-        plan = "its work continues in the main process" if slot.replaced else "starting another one"
+    def _replacement(self, process: WorkerProcess, error: WorkerEndedError) -> WorkerProcess | None:
+        """Another process in place of one that has ended, unless that was a replacement itself."""
+        plan = "its work continues in the main process" if process.is_replacement else "starting another one"
         log.warning("a worker process %s; %s", error, plan)
-        slot.process = None if slot.replaced else self._start()
-        slot.replaced = True
+        return None if process.is_replacement else self._start(is_replacement=True)
 
     def close(self) -> None:
         """End the processes."""

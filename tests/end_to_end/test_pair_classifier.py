@@ -15,9 +15,9 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.decoding.scoring.classify import classify_pairs
 from mtrain.errors import DivergedError, ModelError, UsageError
+from mtrain.model.classifier import PairClassifier
 from mtrain.training.setup import timing
 from mtrain.training.setup.prepare_run import prepare_only
-from mtrain.training.validation import classifier as validate_classifier
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, fit_on_cpu, losses, merged, read_metrics, same_weights
 
@@ -107,7 +107,11 @@ def test_outputs_that_are_not_finite_are_an_error(classifier):
 
 def test_validations_with_outputs_that_are_not_finite_end_training(make, monkeypatch, caplog):
     """Otherwise, no validation would be an improvement, and the run would end without a model."""
-    monkeypatch.setattr(validate_classifier, "log_odds", lambda _, ids, *__: [math.nan] * len(ids))
+    forward = PairClassifier.forward
+    factor = {True: 1.0, False: math.nan}  # in training; in validation
+    monkeypatch.setattr(
+        PairClassifier, "forward", lambda model, *inputs: forward(model, *inputs) * factor[model.training]
+    )
     message = "3 validations in a row failed: the model's outputs are not finite"
     with pytest.raises(DivergedError, match=message):
         fit_on_cpu(make(training={"validate_every": 2, "max_steps": 50}))

@@ -17,7 +17,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.decoding_step import Allowed
 from mtrain.kernels.dropout import HashKey
 from mtrain.kernels.sequences import Packed
@@ -100,8 +99,8 @@ def train(capability: int) -> None:
         sum_over_tokens(normed)
     hidden, weight = torch.zeros(32, 64, requires_grad=True), torch.zeros(32_001, 64)
     labels = torch.zeros(32, dtype=torch.int64)
-    fused_cross_entropy(hidden, weight, None, labels, IGNORE, 0.1, dtype, 32)
-    fused_cross_entropy(hidden.detach(), weight, None, labels, IGNORE, 0.1, dtype, 32)
+    fused_cross_entropy(hidden, weight, None, labels, 0.1, dtype, 32)
+    fused_cross_entropy(hidden.detach(), weight, None, labels, 0.1, dtype, 32)
     for longest, width in product(TILES, (16, 24, 64, 128)):
         if not suits_short_attention(longest, width, dtype, divmod(capability, 10)):
             continue

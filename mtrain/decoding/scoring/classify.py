@@ -37,8 +37,6 @@ def classify_pairs(
         progress(len(found) - len(fitting))
         for rows in in_batches([*map(len, sequences)], config.decoding.moderate_batch_tokens):
             odds = log_odds(model, [sequences[i] for i in rows], device, config.decoding.precision)
-            if not all(map(math.isfinite, odds)):
-                raise ModelError(NOT_FINITE)
             for row, value in zip(rows, odds, strict=True):
                 probabilities[fitting[row]] = 1 / (1 + math.exp(-value)) if value > -700 else 0.0
             progress(len(rows))
@@ -50,7 +48,10 @@ def log_odds(
     model: PairClassifier, sequences: Sequence[Sequence[int]], device: torch.device, precision: str
 ) -> list[float]:
     """The log-odds that pairs are good, given their ids as of `pair_sequence`, in one batch. The model is in
-    evaluation mode."""
+    evaluation mode. Raises ModelError if its outputs are not finite."""
     ids, keep = padded(sequences, model.config.pad_id, device)
     with autocast(device, resolve_precision(device, precision)):
-        return model.forward(ids.flatten(), Padded.of(ids, keep)).tolist()
+        odds = model.forward(ids.flatten(), Padded.of(ids, keep)).tolist()
+    if not all(map(math.isfinite, odds)):
+        raise ModelError(NOT_FINITE)
+    return odds

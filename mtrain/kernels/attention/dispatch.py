@@ -1,10 +1,10 @@
 """Which kernel computes attention. Symbols in shapes: see `mtrain.kernels.attention`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from itertools import count
 
 import torch
 import torch.nn.functional as F
@@ -113,17 +113,9 @@ def _causal(keep: Tensor | None, x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------ attention maps
 
 
-@dataclass
-class _Recording:
-    """What `recording` has been asked for."""
-
-    maps: list[Tensor]
-    cross_from: int | None
-    crossings: int = 0  # cross-attentions so far
-
-
+Recorder = Callable[[bool], list[Tensor] | None]
 # Of the current thread: a new thread starts without one.
-_recording: ContextVar[_Recording | None] = ContextVar("attention maps", default=None)
+_recorder: ContextVar[Recorder | None] = ContextVar("attention maps", default=None)
 
 
 @contextmanager
@@ -136,21 +128,24 @@ def recording(cross_from: int | None = None) -> Iterator[list[Tensor]]:
     records cross-attention only, and a step of `StaticDecoder` nothing.
     """
     maps: list[Tensor] = []
-    token = _recording.set(_Recording(maps, cross_from))
+    crossings = count()
+
+    def record(cross: bool) -> list[Tensor] | None:
+        if cross_from is None:
+            return maps
+        return maps if cross and next(crossings) >= cross_from else None
+
+    token = _recorder.set(record)
     try:
         yield maps
     finally:
-        _recording.reset(token)
+        _recorder.reset(token)
 
 
 def recorder(cross: bool) -> list[Tensor] | None:
     """The list to append the weights of cross-attention or self-attention to; None if they are not wanted."""
-    if (current := _recording.get()) is None:
-        return None
-    if current.cross_from is None:
-        return current.maps
-    current.crossings += cross
-    return current.maps if cross and current.crossings > current.cross_from else None
+    current = _recorder.get()
+    return None if current is None else current(cross)
 
 
 def weights_by_row(weights: Tensor, rows: int) -> Tensor:

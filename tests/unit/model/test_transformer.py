@@ -45,7 +45,8 @@ def test_sinusoids_at_position_zero() -> None:
 
 @pytest.mark.parametrize("width", [2, 6, 64])
 def test_sinusoids_equal_the_formula_in_both_layouts(width: int) -> None:
-    halves, pairs = sinusoidal_positions(90, width), sinusoidal_positions(90, width, interleaved=True)
+    halves = sinusoidal_positions(90, width)
+    pairs = sinusoidal_positions(90, width, "sinusoidal_interleaved")
     for p, i in itertools.product((0, 1, 5, 89), range(width // 2)):
         angle = p / 10000 ** (2 * i / width)
         sine_and_cosine = pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
