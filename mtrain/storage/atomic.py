@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from mtrain.errors import StorageError, UsageError
+from mtrain.errors import UsageError, cannot_write
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.locks import only_writer
 from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_manifest
@@ -57,8 +57,7 @@ def replacing(file: Path) -> Iterator[Path]:
             temporary.unlink()
         if not isinstance(error, OSError | SafetensorError):
             raise
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"{file}: cannot write: {reason}") from error
+        raise cannot_write(file, error) from error
 
 
 def _follow_link(path: Path) -> Path:
@@ -110,8 +109,7 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         temporary.rename(folder)
         _sync(folder.parent)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"{folder}: cannot write: {reason}") from error
+        raise cannot_write(folder, error) from error
     finally:
         with suppress(OSError):  # of a file system that is not available; the next start cleans up
             recover(folder)
