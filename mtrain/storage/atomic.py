@@ -41,21 +41,22 @@ def write_atomically(file: Path, text: str) -> None:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file. What the block writes to it replaces `file` atomically; if the
-    block fails, `file` is kept. Raises StorageError if writing fails, and propagates the other errors of the
-    block."""
+    """Yield the name of a temporary file. What the block writes to it replaces `file` atomically, with the
+    permissions that `file` has; if the block fails, `file` is kept. Raises StorageError if writing fails, and
+    propagates the other errors of the block."""
     place = _follow_link(file)
     temporary = place.with_name(f".{place.name}.{token_hex(4)}.tmp")
     try:
         temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode
+        mode = (place if place.exists() else temporary).stat().st_mode
         yield temporary
         _set_mode(temporary, mode)
         replace_durably(temporary, place)
     except BaseException as error:
         with suppress(OSError):  # it would occupy a disk that may be full
             temporary.unlink()
-        if not isinstance(error, OSError | SafetensorError):
+        # A broken pipe is another output, which the block writes to as well.
+        if not isinstance(error, OSError | SafetensorError) or isinstance(error, BrokenPipeError):
             raise
         raise cannot_write(file, error) from error
 
