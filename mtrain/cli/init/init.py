@@ -90,6 +90,7 @@ def init(
         raise UsageError(f"--max-minutes {max_minutes}: must be at most 1000000000; 0 means no limit")
     from mtrain.cli.init.answers import Given
     from mtrain.inspection.files import require_files
+    from mtrain.storage.atomic import free_name
 
     codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
@@ -101,7 +102,8 @@ def init(
     new = _inspect(names, given)
     file = output or Path(f"{new.source_lang}-{new.target_lang}.yaml")
     _require_new(file, force, [*inputs, *_files_of(new)])
-    _write(new._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
+    run_dir = str(free_name(Path("runs") / file.stem))  # so that `fit` starts a new run
+    _write(new._replace(file=shlex.quote(str(file)), run_dir=run_dir), file)
 
 
 def _file_name(name: str) -> str:
@@ -139,14 +141,6 @@ def _files_of(new: "NewConfig") -> list[Path]:
         keys = spec.keys() & {"source", "target", "tsv", "jsonl", "parquet"}
         paths += [Path(spec[key]) for key in keys]
     return [path for path in paths if path.exists()]
-
-
-def _new_run_dir(config: Path) -> str:
-    """A run folder that does not exist yet, so that `fit` starts a new run."""
-    folder, number = Path("runs") / config.stem, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{config.stem}-{number}", number + 1
-    return str(folder)
 
 
 def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
