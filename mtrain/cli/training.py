@@ -48,10 +48,7 @@ def fit(
         mtrain fit mine.yaml --run-dir runs/seed2 --set seed=2
         torchrun --nproc-per-node 8 -m mtrain fit mine.yaml
     """
-    from mtrain.config.load import load_config
-
-    given = [*(set_ or []), *["data.check=false"] * no_check]
-    loaded = load_config(config, options.overrides(given, run_dir=run_dir))
+    loaded = options.load_config(config, set_, run_dir, no_check)
     from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, allow_data_change, exit_at_once)
@@ -104,9 +101,7 @@ def plan(
     """
     if price is not None and not 0 <= price <= 1e9:
         raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
-    from mtrain.config.load import load_config
-
-    loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
+    loaded = options.load_config(config, set_, run_dir)
     from mtrain.planning.plan import plan as make_plan
     from mtrain.planning.plan_report import plan_notes, plan_rows
 
