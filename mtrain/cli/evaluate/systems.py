@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtrain.cli.console import terminal
 from mtrain.cli.evaluate.results import Metrics, Outputs, report_results
-from mtrain.cli.translate.translate import load_translator, refuse_beam_size_of_sampling
+from mtrain.cli.translate.translate import load_translator
 from mtrain.config.languages import Direction
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
@@ -94,8 +94,7 @@ def evaluate_models(
 
     with joined_ranks(device) as ranks:
         for path in inputs.models:
-            loaded = load_translator(path, str(ranks.device), decoding_settings)
-            refuse_beam_size_of_sampling(loaded, beam_size)
+            loaded = load_translator(path, str(ranks.device), decoding_settings, beam_size=beam_size)
             with _between(path, loaded, direction or inputs.languages) as translator:
                 loaded = translator  # which alone keeps the model in memory
                 direction = direction or translator.direction
@@ -122,8 +121,7 @@ def _check_models(
 ) -> None:
     """Raise an error now, not after the translation by the first model, if another one cannot be used."""
     for path in others:
-        with load_translator(path, "cpu", settings) as translator:
-            refuse_beam_size_of_sampling(translator, beam_size)
+        with load_translator(path, "cpu", settings, beam_size=beam_size) as translator:
             for direction in directions:
                 _between(path, translator, direction)
 
