@@ -148,18 +148,13 @@ def evaluate(
     decoding_settings = [assignment for assignment in settings if assignment not in data_settings]
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
-    from mtrain.evaluation.comet import DEFAULT_MODEL, comet_python
+    from mtrain.evaluation.comet import DEFAULT_MODEL, CometProcess, comet_python
 
-    wanted = Metrics(
-        names=names,
-        lowercase=lowercase,
-        bleu_tokenize=bleu_tokenize,
-        comet_model=str(path_of(comet_model or DEFAULT_MODEL)),
-        gpus="0" if device == "cpu" else "auto",
-    )
+    python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
+    used_model = str(path_of(comet_model or DEFAULT_MODEL))
+    process = CometProcess(python, used_model, gpus="0" if device == "cpu" else "auto")
+    wanted = Metrics(names, lowercase, bleu_tokenize, process)
     wanted.make(None)  # an error before any work
-    if "comet" in names and read_launch().rank == 0:
-        wanted = wanted._replace(comet=comet_python(comet))
     if not translating:
         evaluate_files(inputs, wanted, outputs)
         return

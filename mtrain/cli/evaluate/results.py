@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from mtrain.cli.console.output import open_output, print_to_stdout
 from mtrain.cli.console.tables import format_scores, format_table, wrap_signature
 
 if TYPE_CHECKING:
+    from mtrain.evaluation.comet import CometProcess
     from mtrain.evaluation.compare import MetricComparison, PairedScore
     from mtrain.evaluation.evaluate import Output, TestSet
     from mtrain.evaluation.results import SetResult
@@ -35,15 +36,15 @@ class Metrics(NamedTuple):
     names: Sequence[str]
     lowercase: bool
     bleu_tokenize: str | None  # None: the tokenizer for the language
-    comet_model: str
-    gpus: str  # that COMET uses
-    comet: Path = Path()  # Python in the environment of COMET
+    comet: "CometProcess"  # which starts if COMET is one of them
 
-    def make(self, language: str | None, comet: Callable[[], Any] = lambda: None) -> dict[str, Any]:
-        """The metrics for a language of the translations, if it is known. `comet` makes COMET. Raises
-        UsageError for an unknown metric or tokenizer, or one that is not installed."""
+    def make(self, language: str | None, sources: Sequence[str] = ()) -> dict[str, Any]:
+        """The metrics for a language of the translations, if it is known, and for their sources, which COMET
+        needs. Raises UsageError for an unknown metric or tokenizer, or one that is not installed."""
+        from mtrain.evaluation.comet import Comet
         from mtrain.evaluation.metrics import make_metrics
 
+        comet = partial(Comet, self.comet, sources)
         return make_metrics(self.names, language, self.lowercase, self.bleu_tokenize, comet)
 
 
@@ -56,7 +57,6 @@ def report_results(
     """Score the translations of test sets by each system, which are into a language, if it is known. Print
     the scores of each test set as soon as they are known, and write the files. The first system is the
     baseline."""
-    from mtrain.evaluation.comet import Comet, CometProcess
     from mtrain.evaluation.metrics import counts_sentences, explain_tokenizer
     from mtrain.evaluation.results import score_systems
     from mtrain.progress_bar import waiting_for
@@ -65,14 +65,14 @@ def report_results(
     explained: set[str] = set()
     by_sentence = outputs.sentence_scores is not None or outputs.html is not None
     with ExitStack() as stack:
-        process = stack.enter_context(CometProcess(metrics.comet, metrics.comet_model, metrics.gpus))
+        stack.enter_context(metrics.comet)
         table = None
         if outputs.sentence_scores is not None:
             table = stack.enter_context(open_output(outputs.sentence_scores))
         for test, systems in translated:
             target_lang = test.target_lang(language)
             with waiting_for(f"{test.name}: scoring"):
-                made = metrics.make(target_lang, partial(Comet, process, test.sources))
+                made = metrics.make(target_lang, test.sources)
                 result = score_systems(test, systems, made, outputs.by_length, by_sentence)
             explanation = explain_tokenizer(metrics.bleu_tokenize, target_lang, test.references[0])
             if "bleu" in metrics.names and explanation not in explained:
