@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from mtrain.evaluation.compare import MetricComparison, PairedScore
+from mtrain.evaluation.compare import MetricComparison
 from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.evaluation.results import SetResult
 from mtrain.report.page import html_differences, html_labeled, html_page, html_radios, html_table
@@ -66,21 +66,10 @@ def _parts_of_set(compared: SetResult, number: int) -> Iterator[str]:
 
 
 def _score_table(comparison: MetricComparison) -> str:
-    title, baseline = TITLES[comparison.metric], comparison.scores[0]
-    digits = 4 if comparison.metric == "comet" else 2
-
-    def p(score: PairedScore, value: float | None) -> str:
-        return "" if value is None else f"{value:.4f}{'*' * score.is_significant(value, baseline)}"
-
+    title = TITLES[comparison.metric]
     rows = [
-        (
-            score.system,
-            f"{score.score:.{digits}f}",
-            f"{score.mean:.{digits}f} ± {score.confidence:.{digits}f}",
-            p(score, score.bootstrap_p),
-            p(score, score.randomization_p),
-        )
-        for score in comparison.scores
+        (system, score, f"{mean} ± {confidence}", *map(str.strip, tests))
+        for system, score, mean, confidence, *tests in comparison.rows()
     ]
     columns = ("system", title, "mean, 95% interval", "p (boot\u00adstrap)", "p (random\u00adization)")
     signature = escape(named_signature(comparison.metric, comparison.signature))

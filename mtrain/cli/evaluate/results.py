@@ -13,7 +13,7 @@ from mtrain.cli.console.tables import format_scores, format_table, wrap_signatur
 
 if TYPE_CHECKING:
     from mtrain.evaluation.comet import CometProcess
-    from mtrain.evaluation.compare import MetricComparison, PairedScore
+    from mtrain.evaluation.compare import MetricComparison
     from mtrain.evaluation.evaluate import Output, TestSet
     from mtrain.evaluation.results import SetResult
 
@@ -100,16 +100,8 @@ def report_results(
 
 def _summary(results: "Sequence[SetResult]") -> Iterable[str]:
     """One table of the scores of all test sets."""
-    rows = [
-        [each.test.name, *(f"{score.score:.{_digits(score.metric)}f}" for score in each.scores)]
-        for each in results
-    ]
+    rows = [[each.test.name, *(score.rounded for score in each.scores)] for each in results]
     return format_table(rows, ["test set", *(score.metric for score in results[0].scores)])
-
-
-def _digits(metric: str) -> int:
-    """The number of decimals of a score; COMET is at most about 1."""
-    return 4 if metric == "comet" else 2
 
 
 def _lines_of(result: "SetResult") -> Iterable[str]:
@@ -131,7 +123,7 @@ def _lines_of(result: "SetResult") -> Iterable[str]:
     for system, buckets in result.by_length.items():
         yield "  by words of the source" + (f", {system}" if len(systems) > 1 else "")
         rows = [
-            [bucket.name, str(bucket.sentences), *(f"{score.score:.2f}" for score in bucket.scores)]
+            [bucket.name, str(bucket.sentences), *(score.rounded for score in bucket.scores)]
             for bucket in buckets
         ]
         header = ["words", "sentences", *(score.metric for score in buckets[0].scores)]
@@ -141,17 +133,11 @@ def _lines_of(result: "SetResult") -> Iterable[str]:
 def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
     from mtrain.evaluation.metrics import named_signature
 
-    def p(value: float | None, score: "PairedScore") -> str:
-        mark = "*" if score.is_significant(value, comparison.scores[0]) else " "
-        return "" if value is None else f"{value:.4f}{mark}"
-
-    digits = _digits(comparison.metric)
     header = ["", "score", "mean", "95%\ninterval", "p\n(bootstrap)", "p\n(randomization)"]
-    rows = []
-    for each in comparison.scores:
-        row = [each.system, f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}"]
-        row += [f"± {each.confidence:.{digits}f}", p(each.bootstrap_p, each), p(each.randomization_p, each)]
-        rows.append(row)
+    rows = [
+        [system, score, mean, f"± {confidence}", *tests]
+        for system, score, mean, confidence, *tests in comparison.rows()
+    ]
     rows[0][0] += " (baseline)"
     signature = wrap_signature(named_signature(comparison.metric, comparison.signature), 2)
     yield from (f"  {line}" for line in signature.split("\n"))
