@@ -156,9 +156,8 @@ def translate(
 
 
 def _check_input(input_file: Path | None, prefix: Path | None) -> None:
-    for file in (input_file, prefix):
-        if file is not None:
-            terminal.require_file(file)
+    terminal.require_file(input_file)
+    terminal.require_file(prefix)
     if prefix == Path("-"):
         raise UsageError("--prefix -: reading prefixes from stdin is not supported; give a file")
 
