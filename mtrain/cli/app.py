@@ -28,6 +28,7 @@ from mtrain.version import __version__
 app = typer.Typer(
     cls=Program,
     rich_markup_mode=None,
+    subcommand_metavar="COMMAND [ARGUMENTS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 COMMANDS = {
