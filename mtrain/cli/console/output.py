@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -97,11 +97,9 @@ def open_output(path: Path | None, columns: bool = False) -> Iterator[IO[str]]:
         return
     from mtrain.storage.atomic import replacing
 
+    place: AbstractContextManager[Path] = nullcontext(path) if is_stream(path) else replacing(path)
     try:
-        with (
-            nullcontext(path) if is_stream(path) else replacing(path) as written,
-            _opened(written, path) as stream,
-        ):
+        with place as written, _opened(written, path) as stream:
             yield shown_on(stream, columns)
     except BrokenPipeError:  # of stdout, which the block may write to as well
         raise
