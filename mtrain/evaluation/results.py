@@ -19,11 +19,6 @@ class SetResult(NamedTuple):
     by_length: dict[str, list[LengthBucket]]  # by system, if requested
     sentences: dict[str, dict[str, list[float]]]  # by system and metric, if requested
 
-    @property
-    def systems(self) -> dict[str, list[str]]:
-        """The translations by each system."""
-        return {name: output.texts for name, output in self.outputs.items()}
-
     def as_json(self) -> dict[str, Any]:
         """All but the translations and the scores of sentences."""
         record: dict[str, Any] = {

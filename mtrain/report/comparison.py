@@ -83,7 +83,8 @@ def _sentences_of(compared: SetResult, baseline: str, system: str, key: str) -> 
     before, after = (compared.sentences[name][metric] for name in (baseline, system))
     gains = [sign * (new - old) for old, new in zip(before, after, strict=True)]
     order = sorted(range(len(gains)), key=lambda row: -abs(gains[row]))
-    different = [row for row in order if compared.systems[baseline][row] != compared.systems[system][row]]
+    texts, baseline_texts = compared.outputs[system].texts, compared.outputs[baseline].texts
+    different = [row for row in order if texts[row] != baseline_texts[row]]
     shown = different[:SHOWN]
     better, worse = (sum(flag * gain > 0 for gain in gains) for flag in (1, -1))
     counts = f"{better} sentences score better than with {baseline}, and {worse} worse"
@@ -118,7 +119,7 @@ def _sentence(compared: SetResult, systems: tuple[str, str], row: int, metric: s
         for n, lines in enumerate(test.references, 1)
         if n == 1 or lines[row].strip()
     ]
-    before, after = (compared.systems[name][row] for name in systems)
+    before, after = (compared.outputs[name].texts[row] for name in systems)
     marked = [html_differences(before, after, "del"), html_differences(after, before, "ins")]
     labels = [f"{name}: {_scores(compared.sentences[name], row)}" for name in systems]
     pair = "".join(
