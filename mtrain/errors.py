@@ -36,9 +36,10 @@ class StorageError(MtrainError, exit_code=6):
     """Reading or writing failed for an external reason: disk full, no permission."""
 
 
-def cannot_write(path: Path, error: OSError) -> StorageError:
-    """The error to raise for a file or folder that cannot be written."""
-    return StorageError(f"{path}: cannot write: {error.strerror}")
+def cannot_write(path: Path, error: Exception) -> StorageError:
+    """The error to raise for a file or folder that cannot be written, because of an error of the system or of
+    a library."""
+    return StorageError(f"{path}: cannot write: {getattr(error, 'strerror', None) or error}")
 
 
 class DistributedError(MtrainError, exit_code=7):

@@ -11,19 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtrain.cli import (
-    data,
-    demo,
-    info,
-    interop,
-    models,
-    report,
-    scoring,
-    segmentation,
-    serving,
-    training,
-    web,
-)
+from mtrain.cli import data, demo, info, interop, report, scoring, segmentation, serving, training
 from mtrain.cli.console import terminal
 from mtrain.cli.console.help import Program, add_command
 from mtrain.cli.console.message_start import clear_bars, rank_prefix
@@ -40,17 +28,18 @@ from mtrain.version import __version__
 app = typer.Typer(
     cls=Program,
     rich_markup_mode=None,
+    subcommand_metavar="COMMAND [ARGUMENTS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 COMMANDS = {
     "Get started": (demo.demo, init.init),
     "Prepare data": (data.check, data.clean, data.tokenize, data.prepare),
-    "Train": (training.plan, training.fit, models.average),
+    "Train": (training.plan, training.fit, training.average),
     "Translate": (
         translate.translate,
         serving.serve,
-        web.web,
-        models.rerank,
+        serving.web,
+        scoring.rerank,
         scoring.score,
         segmentation.segment,
     ),

@@ -35,7 +35,6 @@ def check(
     """
     from dataclasses import asdict
 
-    from mtrain.config.load import load_config
     from mtrain.data.preparing.check_report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.reading.digests import RawFiles
@@ -44,7 +43,7 @@ def check(
     from mtrain.training.setup.resolve import resolve_config
     from mtrain.training.setup.tokenizer import existing_tokenizer, tokenizer_normalizers
 
-    loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
+    loaded = options.load_config(config, set_, run_dir)
     check_corpora(loaded.data)
     scanner = CorpusScanner(
         RawFiles(loaded.data),
@@ -86,11 +85,10 @@ def tokenize(
         mtrain tokenize mine.yaml
         mtrain tokenize mine.yaml --force --set tokenizer.vocab_size=8000
     """
-    from mtrain.config.load import load_config
     from mtrain.data.preparing.inputs import check_corpora
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
 
-    loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
+    loaded = options.load_config(config, set_, run_dir)
     check_corpora(loaded.data)
     tokenizer = make_tokenizer(loaded, force)
     print_to_stdout("\n".join(map(str, tokenizer.files)))
@@ -121,11 +119,9 @@ def prepare(
         mtrain prepare mine.yaml
         mtrain prepare mine.yaml --workers 8 --set data.folder=data/encoded
     """
-    from mtrain.config.load import load_config
     from mtrain.training.setup.prepare_run import prepare_only
 
-    given = [*(set_ or []), *["data.check=false"] * no_check]
-    folder = prepare_only(load_config(config, options.overrides(given, run_dir=run_dir)), workers)
+    folder = prepare_only(options.load_config(config, set_, run_dir, no_check), workers)
     print_to_stdout(folder)
     terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
 
@@ -158,12 +154,11 @@ def clean(
         mtrain clean mine.yaml -o clean.tsv.gz --rejected rejected.tsv
         mtrain clean mine.yaml -o clean.tsv --set data.filters.max_ratio=2.5
     """
-    from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
     from mtrain.data.preparing.inputs import check_corpora
     from mtrain.data.reading.files import input_files
 
-    data = load_config(config, options.overrides(set_)).data
+    data = options.load_config(config, set_).data
     check_corpora(data)
     inputs = [config, *input_files(data)]
     for file in (output, rejected):

@@ -37,13 +37,12 @@ def demo(
     Examples:
         mtrain demo
     """
-    from mtrain.config.load import load_config
     from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
     from mtrain.evaluation.metrics import make_metrics
     from mtrain.training.fit import fit
 
     with as_file(files("mtrain.cli") / CONFIG) as file:
-        config = load_config(file, options.overrides(set_, run_dir=run_dir))
+        config = options.load_config(file, set_, run_dir)
     fit(config, device=device, on_second_signal=exit_at_once)
     run = Path(config.run_dir)
     translator = load_translator(run, device, ())

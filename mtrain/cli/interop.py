@@ -96,8 +96,7 @@ def export(
         raise UsageError(f"--{'engine' if engine else 'firefox'} requires --format bergamot")
     if firefox and quantization is None:
         raise UsageError("--firefox requires --quantization int8")
-    if input_file is not None:
-        terminal.require_file(input_file)
+    terminal.require_file(input_file)
     from mtrain.interop.export import export_model
 
     texts = list(terminal.read_lines(input_file)) if input_file else []

@@ -1,14 +1,14 @@
-"""`mtrain score`."""
+"""`mtrain score` and `mtrain rerank`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import is_on_screen, open_output, require_writable
+from mtrain.cli.console.output import is_on_screen, open_output, require_writable, write_lines
 from mtrain.cli.translate.translate import load_translator
 from mtrain.cli.translate.translation_output import count_lines
 from mtrain.errors import UsageError
@@ -125,3 +125,51 @@ def _read_pairs(inputs: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
     source, target = map(str, inputs)
     return raise_errors(read_corpus(TextCorpus(source=source, target=target)))
+
+
+def rerank(
+    model: Annotated[
+        Path,
+        Argument(metavar="MODEL", help="Run folder, model folder or checkpoint of the opposite direction."),
+    ],
+    n_best: Annotated[
+        Path, Argument(metavar="N_BEST", help="Output of mtrain translate --json --n-best N, N at least 2.")
+    ],
+    source: Annotated[
+        Path, Option("-i", "--input", metavar="FILE", help="Sentences that were translated, one per line.")
+    ],
+    output_file: options.OutputFile = None,
+    from_: options.From = None,
+    to: options.To = None,
+    weight: Annotated[
+        float, Option(metavar="WEIGHT", help="Weight of MODEL's score, relative to the score in N_BEST.")
+    ] = 0.07,
+    batch_tokens: options.BatchTokens = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+) -> None:
+    """Choose translations with a reverse model.
+
+    MODEL translates in the opposite direction. For each sentence, prints the translation in N_BEST with the
+    highest value: its score plus WEIGHT times the mean log-probability (nats per token) that MODEL gives the
+    source (noisy-channel reranking; Yee et al., EMNLP 2019). Choose WEIGHT on a validation set.
+
+    Examples:
+        mtrain translate runs/en-de -i new.en --json --n-best 16 -o n-best.jsonl
+        mtrain rerank runs/de-en n-best.jsonl -i new.en -o new.de
+    """
+    if not 0 <= weight <= 1e9:
+        raise UsageError(f"--weight {weight}: must be a number from 0 to 1000000000")
+    terminal.require_files((source, n_best), "rerank")
+    require_writable(output_file, (source, n_best))
+    from mtrain.decoding.scoring.rerank import read_n_best
+    from mtrain.decoding.scoring.rerank import rerank as best_of
+    from mtrain.progress_bar import with_progress
+
+    settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
+    translator = load_translator(model, device, settings).between(from_, to)
+    texts = best_of(translator, read_n_best(source, n_best), weight)
+    if not is_on_screen(output_file):
+        texts = with_progress(texts, "reranked", "lines", count_lines(source))
+    with open_output(output_file) as out:
+        write_lines((f"{text}\n" for text in texts), out)

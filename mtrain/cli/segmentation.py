@@ -42,8 +42,7 @@ def segment(
         mtrain segment runs/mine -i new.en --ids -o new.ids
     """
     typed, input_file = terminal.typed_input(text, input_file)
-    if input_file is not None:
-        terminal.require_file(input_file)
+    terminal.require_file(input_file)
     require_writable(output_file, [input_file])
     from mtrain.checkpoint.model_folder import tokenizer_folder
     from mtrain.tokenizer.tokenizer import Tokenizer

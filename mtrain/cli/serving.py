@@ -1,8 +1,9 @@
-"""`mtrain serve`."""
+"""`mtrain serve` and `mtrain web`."""
 
 import logging
 import os
 import re
+import shlex
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
+from mtrain.cli.console.output import print_to_stdout
 from mtrain.cli.translate.translate import load_translator
 from mtrain.errors import DataError, UsageError
 
@@ -111,3 +113,40 @@ def _read_keys(file: Path) -> list[str]:
     if not (keys := [line for line in lines if line and not line.startswith("#")]):
         raise DataError(f"{file}: no API keys; write one per line")
     return keys
+
+
+def web(
+    models: Annotated[
+        list[Path],
+        Argument(
+            metavar="MODEL",
+            help="Run folder, model folder, or exported Bergamot model; repeat for more directions.",
+        ),
+    ],
+    out: Annotated[Path, options.file("-o", "--output", metavar="FOLDER", help="Folder to create.")],
+    engine: Annotated[
+        Path | None,
+        options.file(
+            metavar="FOLDER",
+            help="Where the npm package @browsermt/bergamot-translator is. Default: it is downloaded.",
+        ),
+    ] = None,
+) -> None:
+    """Write a web page that translates with MODELs in the browser.
+
+    The folder holds the page, the Bergamot engine, and the models, in int8 unless they were exported
+    before. It can be put on any web server.
+    Texts do not leave the browser, and the page loads nothing from elsewhere.
+
+    Examples:
+        mtrain web runs/en-de -o page
+        mtrain web runs/en-de runs/de-en -o page
+    """
+    from mtrain.progress_bar import waiting_for
+    from mtrain.web.site import write_site
+
+    with waiting_for("writing the page"):
+        write_site(models, out, engine)
+    print_to_stdout(out)
+    command = f"python -m http.server --bind 127.0.0.1 --directory {shlex.quote(str(out))}"
+    terminal.suggest("page saved; to open http://127.0.0.1:8000, run", command)

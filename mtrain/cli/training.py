@@ -1,4 +1,4 @@
-"""`mtrain fit` and `mtrain plan`."""
+"""`mtrain plan`, `mtrain fit` and `mtrain average`."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Option
+from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
 from mtrain.cli.console.interruption import exit_at_once
@@ -48,10 +48,7 @@ def fit(
         mtrain fit mine.yaml --run-dir runs/seed2 --set seed=2
         torchrun --nproc-per-node 8 -m mtrain fit mine.yaml
     """
-    from mtrain.config.load import load_config
-
-    given = [*(set_ or []), *["data.check=false"] * no_check]
-    loaded = load_config(config, options.overrides(given, run_dir=run_dir))
+    loaded = options.load_config(config, set_, run_dir, no_check)
     from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, allow_data_change, exit_at_once)
@@ -104,9 +101,7 @@ def plan(
     """
     if price is not None and not 0 <= price <= 1e9:
         raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
-    from mtrain.config.load import load_config
-
-    loaded = load_config(config, options.overrides(set_, run_dir=run_dir))
+    loaded = options.load_config(config, set_, run_dir)
     from mtrain.planning.plan import plan as make_plan
     from mtrain.planning.plan_report import plan_notes, plan_rows
 
@@ -118,3 +113,28 @@ def plan(
         lines += (terminal.wrap(note, sys.stdout) for note in plan_notes(found))
         print_to_stdout("\n".join(lines))
     terminal.suggest("next", fit_command(config, run_dir, set_))
+
+
+def average(
+    models: Annotated[
+        list[Path], Argument(metavar="MODEL", help="Run folders, model folders or checkpoints.")
+    ],
+    output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Model folder to create.")],
+    set_: options.Set = None,
+) -> None:
+    """Average the weights of several models.
+
+    The average translates as fast as a single model. The models need the same vocabulary and architecture and
+    a common ancestor: for example, a model and others fine-tuned from it with training.init_from (Wortsman
+    et al., "Model soups", ICML 2022). Decoding settings come from the first model.
+
+    Examples:
+        mtrain average runs/base runs/tuned -o models/average
+    """
+    if len(models) < 2:
+        raise UsageError("average needs two models or more")
+    from mtrain.checkpoint.average import average_models
+
+    averaged = average_models(models, output, options.overrides(set_))
+    use = terminal.use_command(str(output), averaged.model.is_classifier, averaged.example)
+    terminal.suggest("model saved; next", use)

@@ -1,13 +1,13 @@
 """Whether two systems differ by more than chance: sacreBLEU's paired significance tests."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sacrebleu.significance import PairedTest, Result
 
 from mtrain.errors import UsageError
-from mtrain.evaluation.metrics import require_equal_counts, without_blank
+from mtrain.evaluation.metrics import decimals, require_equal_counts, without_blank
 
 SIGNIFICANT = 0.05  # differences with smaller p-values are significant
 
@@ -34,6 +34,18 @@ class MetricComparison(NamedTuple):
     metric: str
     scores: list[PairedScore]
     signature: str  # has the seed and the numbers of resamples (bs) and trials (ar)
+
+    def rows(self) -> Iterator[list[str]]:
+        """For each system, its name, its score, the mean, the confidence, and the p-values as text. After a
+        p-value, there is a star if it is significant, otherwise a space."""
+        digits, baseline = decimals(self.metric), self.scores[0]
+        for each in self.scores:
+            numbers = [f"{number:.{digits}f}" for number in (each.score, each.mean, each.confidence)]
+            tests = [
+                "" if p is None else f"{p:.4f}{'*' if each.is_significant(p, baseline) else ' '}"
+                for p in (each.bootstrap_p, each.randomization_p)
+            ]
+            yield [each.system, *numbers, *tests]
 
 
 def compare_systems(

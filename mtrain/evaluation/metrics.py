@@ -23,6 +23,11 @@ def named_signature(metric: str, signature: str) -> str:
     return f"{names.get(metric, metric)}|{signature}"
 
 
+def decimals(metric: str) -> int:
+    """The number of decimals of a score; COMET is at most about 1."""
+    return 4 if metric == "comet" else 2
+
+
 class MetricScore(NamedTuple):
     """The score of one metric on one test set."""
 
@@ -30,6 +35,11 @@ class MetricScore(NamedTuple):
     score: float  # in percent, except for COMET; higher is better, except for TER
     signature: str
     detail: str  # as sacreBLEU formats it
+
+    @property
+    def rounded(self) -> str:
+        """The score as text."""
+        return f"{self.score:.{decimals(self.metric)}f}"
 
 
 def make_metrics(

@@ -4,32 +4,22 @@ import os.path
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
-from mtrain.evaluation.compare import MetricComparison, PairedScore
-from mtrain.evaluation.evaluate import TestSet
+from mtrain.evaluation.compare import MetricComparison
 from mtrain.evaluation.metrics import TITLES, named_signature
+from mtrain.evaluation.results import SetResult
 from mtrain.report.page import html_differences, html_labeled, html_page, html_radios, html_table
 
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
-SentenceScores = dict[str, list[float]]  # of each sentence, by metric
 
 
-class ComparedSet(NamedTuple):
-    """A test set with the translations and scores of each system. The first system is the baseline."""
-
-    test: TestSet
-    systems: dict[str, list[str]]
-    comparisons: Sequence[MetricComparison]
-    sentences: dict[str, SentenceScores]  # by system
-
-
-def comparison_page(sets: Sequence[ComparedSet]) -> str:
-    """The page for one or more test sets: tables of scores, then for each compared system its sentences
-    beside the baseline's sentences, sorted by the difference of their scores by the first metric."""
-    shown = _without_common_folder(list(sets[0].systems))
+def comparison_page(sets: Sequence[SetResult]) -> str:
+    """The page for one or more test sets, whose sentences have scores: tables of scores, then for each
+    compared system its sentences beside the baseline's sentences, sorted by the difference of their scores by
+    the first metric."""
+    shown = _without_common_folder(list(sets[0].outputs))
     sets = [_renamed(each, shown) for each in sets]
-    baseline, *others = sets[0].systems
+    baseline, *others = sets[0].outputs
     title = f"{', '.join(others)} compared with {baseline}"
     links = "".join(
         f'<li><a href="#set-{n}">{escape(each.test.name)}</a></li>' for n, each in enumerate(sets)
@@ -50,20 +40,20 @@ def _without_common_folder(names: Sequence[str]) -> dict[str, str]:
     return {name: name.removeprefix(prefix) for name in names}
 
 
-def _renamed(compared: ComparedSet, shown: dict[str, str]) -> ComparedSet:
+def _renamed(compared: SetResult, shown: dict[str, str]) -> SetResult:
     comparisons = [
         each._replace(scores=[score._replace(system=shown[score.system]) for score in each.scores])
         for each in compared.comparisons
     ]
     return compared._replace(
-        systems={shown[name]: lines for name, lines in compared.systems.items()},
+        outputs={shown[name]: output for name, output in compared.outputs.items()},
         comparisons=comparisons,
         sentences={shown[name]: scores for name, scores in compared.sentences.items()},
     )
 
 
-def _parts_of_set(compared: ComparedSet, number: int) -> Iterator[str]:
-    test, (baseline, *others) = compared.test, compared.systems
+def _parts_of_set(compared: SetResult, number: int) -> Iterator[str]:
+    test, (baseline, *others) = compared.test, compared.outputs
     yield f'<h2 id="set-{number}"><bdi>{escape(test.name)}</bdi> ({len(test.references[0])} sentences)</h2>'
     for comparison in compared.comparisons:
         yield _score_table(comparison)
@@ -76,35 +66,25 @@ def _parts_of_set(compared: ComparedSet, number: int) -> Iterator[str]:
 
 
 def _score_table(comparison: MetricComparison) -> str:
-    title, baseline = TITLES[comparison.metric], comparison.scores[0]
-    digits = 4 if comparison.metric == "comet" else 2
-
-    def p(score: PairedScore, value: float | None) -> str:
-        return "" if value is None else f"{value:.4f}{'*' * score.is_significant(value, baseline)}"
-
+    title = TITLES[comparison.metric]
     rows = [
-        (
-            score.system,
-            f"{score.score:.{digits}f}",
-            f"{score.mean:.{digits}f} ± {score.confidence:.{digits}f}",
-            p(score, score.bootstrap_p),
-            p(score, score.randomization_p),
-        )
-        for score in comparison.scores
+        (system, score, f"{mean} ± {confidence}", *map(str.strip, tests))
+        for system, score, mean, confidence, *tests in comparison.rows()
     ]
     columns = ("system", title, "mean, 95% interval", "p (boot\u00adstrap)", "p (random\u00adization)")
     signature = escape(named_signature(comparison.metric, comparison.signature))
     return html_table(title, columns, rows) + f'<p class="muted">{signature}</p>'
 
 
-def _sentences_of(compared: ComparedSet, baseline: str, system: str, key: str) -> Iterator[str]:
+def _sentences_of(compared: SetResult, baseline: str, system: str, key: str) -> Iterator[str]:
     """A list of sentences by descending difference."""
     metric = next(iter(compared.sentences[system]))
     sign = -1 if metric == "ter" else 1
     before, after = (compared.sentences[name][metric] for name in (baseline, system))
     gains = [sign * (new - old) for old, new in zip(before, after, strict=True)]
     order = sorted(range(len(gains)), key=lambda row: -abs(gains[row]))
-    different = [row for row in order if compared.systems[baseline][row] != compared.systems[system][row]]
+    texts, baseline_texts = compared.outputs[system].texts, compared.outputs[baseline].texts
+    different = [row for row in order if texts[row] != baseline_texts[row]]
     shown = different[:SHOWN]
     better, worse = (sum(flag * gain > 0 for gain in gains) for flag in (1, -1))
     counts = f"{better} sentences score better than with {baseline}, and {worse} worse"
@@ -126,7 +106,7 @@ def _sentences_of(compared: ComparedSet, baseline: str, system: str, key: str) -
     yield "</section>"
 
 
-def _sentence(compared: ComparedSet, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:
+def _sentence(compared: SetResult, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:
     test = compared.test
     kind = "better" if gain > 0 else "worse" if gain < 0 else "same"
     difference = f"{TITLES[metric]} {gain:+.{_digits(metric)}f}"
@@ -139,7 +119,7 @@ def _sentence(compared: ComparedSet, systems: tuple[str, str], row: int, metric:
         for n, lines in enumerate(test.references, 1)
         if n == 1 or lines[row].strip()
     ]
-    before, after = (compared.systems[name][row] for name in systems)
+    before, after = (compared.outputs[name].texts[row] for name in systems)
     marked = [html_differences(before, after, "del"), html_differences(after, before, "ins")]
     labels = [f"{name}: {_scores(compared.sentences[name], row)}" for name in systems]
     pair = "".join(
@@ -151,7 +131,7 @@ def _sentence(compared: ComparedSet, systems: tuple[str, str], row: int, metric:
     return f'<article class="{kind}">{heading}{above}<div class="pair">{pair}</div></article>'
 
 
-def _scores(scores: SentenceScores, row: int) -> str:
+def _scores(scores: dict[str, list[float]], row: int) -> str:
     columns = scores.items()
     return ", ".join(f"{TITLES[metric]} {values[row]:.{_digits(metric)}f}" for metric, values in columns)
 

@@ -39,7 +39,7 @@ CHARTS = (
 )
 
 
-def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str, Any]] = ()) -> str:
+def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str, Any]]) -> str:
     """The charts with the choice of their axis, their tables, and the data of charts.js. `similarity` has the
     number, the label and the points of the chart of positions, whose place is elsewhere."""
     used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
@@ -66,7 +66,7 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
 
 def _known(run: RunRecords, chart: Chart) -> list[tuple[str, Curve]]:
     """The curves of a run in a chart that have values."""
-    found = [(metric, run.curves[metric]) for metric in chart.metrics if metric in run.curves]
+    found = [(metric, run.curves[metric]) for metric in chart.metrics]
     return [(metric, curve) for metric, curve in found if np.isfinite(curve.values).any()]
 
 

@@ -1,7 +1,6 @@
 """What the report shows of the data and of translations."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from html import escape
 
 from mtrain.config.languages import split_tag
@@ -176,7 +175,7 @@ def _by_target_language(run: RunRecords) -> dict[str | None, list[Sentence]]:
         language = configured if isinstance(configured, str) else None
         if tagged:
             language, source = split_tag(sentence.source)
-            sentence = replace(sentence, source=source)
+            sentence = sentence.model_copy(update={"source": source})
         found.setdefault(language, []).append(sentence)
     return found
 

@@ -3,7 +3,6 @@
 Missing and damaged files are left out; older versions did not write all of them.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from mtrain.checkpoint.model_info import (
     new_info,
 )
 from mtrain.config.schema import Config
-from mtrain.data.store.folder import VALIDATION, Summary, inputs_of, read_summary
+from mtrain.data.store.folder import VALIDATION, inputs_of, read_summary
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_lines
 from mtrain.runs.json_records import read_record
@@ -69,29 +68,21 @@ def describe_data(folder: Path) -> DataInfo | None:
             return None
         corpora = inputs.settings["data"]
         train, held = corpora["train"], corpora["validation"]
-        validation = list(_corpora(held, inputs.contents[len(train) :])) if isinstance(held, list) else []
+        kept = summary.get("kept") or [None] * len(train)  # unknown until the encoding is complete
+        trained = [_corpus(*each) for each in zip(train, inputs.contents, kept, strict=False)]
         if isinstance(held, dict):
             name = "held out of the training corpora"
             validation = [CorpusInfo(name=name, pairs=_count_lines(folder / VALIDATION))]
-        trained = list(_corpora(train, inputs.contents, _pairs(summary, len(train))))
+        else:
+            validation = [*map(_corpus, held, inputs.contents[len(train) :])]
         return DataInfo(fingerprint=inputs.fingerprint, train=trained, validation=validation)
     return None
 
 
-def _pairs(summary: Summary, count: int) -> list[int | None]:
-    """The number of training pairs of each corpus."""
-    kept = summary.get("kept")
-    return list(kept) if isinstance(kept, list) and len(kept) == count else [None] * count
-
-
-def _corpora(
-    corpora: list[dict[str, Any]], contents: list[str], pairs: list[int | None] | None = None
-) -> Iterator[CorpusInfo]:
-    for number, corpus in enumerate(corpora):
-        count = pairs[number] if pairs else None
-        hub = corpus.get("hub")
-        hub = hub if isinstance(hub, str) and not Path(hub).exists() else None
-        yield CorpusInfo(name=_name(corpus, hub), pairs=count, sha256=contents[number], hub=hub)
+def _corpus(corpus: dict[str, Any], sha256: str, pairs: int | None = None) -> CorpusInfo:
+    hub = corpus.get("hub")
+    hub = hub if isinstance(hub, str) and not Path(hub).exists() else None
+    return CorpusInfo(name=_name(corpus, hub), pairs=pairs, sha256=sha256, hub=hub)
 
 
 def _name(corpus: dict[str, Any], hub: str | None) -> str:

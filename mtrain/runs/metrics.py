@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 
 from mtrain.checkpoint.model_info import Score
 from mtrain.regular_files import read_lines
@@ -46,18 +45,12 @@ def validation_scores(lines: Iterable[Record]) -> dict[int, list[Score]]:
         step, found = line["step"], line.get("validation")
         if isinstance(step, int) and 0 <= step < 2**63 and isinstance(found, dict):
             titles = {**_TITLES, "nll": "nll (nats/pair)"} if "auc" in found else _TITLES
-            scores = (_validation_score(metric, title, found.get(metric)) for metric, title in titles.items())
-            validations[step] = [score for score in scores if score is not None]
+            validations[step] = [
+                Score(set="validation set", split="validation", metric=metric, title=title, value=value)
+                for metric, title in titles.items()
+                if math.isfinite(value := to_number(found.get(metric)))
+            ]
     return validations
-
-
-def _validation_score(metric: str, title: str, value: object) -> Score | None:
-    """A score of a validation; None if it is missing or not finite."""
-    values = {"set": "validation set", "split": "validation", "metric": metric, "title": title}
-    try:
-        return Score.model_validate({**values, "value": value})
-    except ValidationError:
-        return None
 
 
 def read_curves(lines: list[Record]) -> dict[str, Curve]:

@@ -5,12 +5,11 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
@@ -25,8 +24,7 @@ from mtrain.runs.results import Result, read_results
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Sentence:
+class Sentence(BaseModel):
     """A validation sentence and its translation."""
 
     source: str
@@ -34,15 +32,11 @@ class Sentence:
     translation: str
 
 
-@dataclass(frozen=True)
-class Translations:
+class Translations(BaseModel):
     """Translations at one step."""
 
     step: int
     sentences: Annotated[list[Sentence], Field(min_length=1)]
-
-
-_TRANSLATIONS = TypeAdapter(Translations)
 
 
 class RunRecords(NamedTuple):
@@ -160,7 +154,7 @@ def _read_best(file: Path) -> Translations | None:
 
 def _parsed(text: bytes) -> Translations | None:
     with suppress(ValueError):
-        return _TRANSLATIONS.validate_json(text)
+        return Translations.model_validate_json(text)
     return None
 
 

@@ -71,10 +71,8 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[Result]
             results.append(Result(test.name, len(test.sources), scores))
             yield results[-1]
         named = [{**each._asdict(), "scores": [s._asdict() for s in each.scores]} for each in results]
-        write_atomically(
-            run_dir / FILE,
-            json.dumps({"key": key, "model": translator.fingerprint, "sets": named}, indent=1) + "\n",
-        )
+        contents = {"key": key, "model": translator.fingerprint, "sets": named}
+        write_atomically(run_dir / FILE, json.dumps(contents, indent=1) + "\n")
     _describe_model(run_dir / "model", translator.fingerprint, results)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from mtrain.errors import StorageError, UsageError
+from mtrain.errors import UsageError, cannot_write
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.locks import only_writer
 from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_manifest
@@ -41,24 +41,24 @@ def write_atomically(file: Path, text: str) -> None:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file. What the block writes to it replaces `file` atomically; if the
-    block fails, `file` is kept. Raises StorageError if writing fails, and propagates the other errors of the
-    block."""
+    """Yield the name of a temporary file. What the block writes to it replaces `file` atomically, with the
+    permissions that `file` has; if the block fails, `file` is kept. Raises StorageError if writing fails, and
+    propagates the other errors of the block."""
     place = _follow_link(file)
     temporary = place.with_name(f".{place.name}.{token_hex(4)}.tmp")
     try:
         temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode
+        mode = (place if place.exists() else temporary).stat().st_mode
         yield temporary
         _set_mode(temporary, mode)
         replace_durably(temporary, place)
     except BaseException as error:
         with suppress(OSError):  # it would occupy a disk that may be full
             temporary.unlink()
-        if not isinstance(error, OSError | SafetensorError):
+        # A broken pipe is another output, which the block writes to as well.
+        if not isinstance(error, OSError | SafetensorError) or isinstance(error, BrokenPipeError):
             raise
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"{file}: cannot write: {reason}") from error
+        raise cannot_write(file, error) from error
 
 
 def _follow_link(path: Path) -> Path:
@@ -110,8 +110,7 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         temporary.rename(folder)
         _sync(folder.parent)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"{folder}: cannot write: {reason}") from error
+        raise cannot_write(folder, error) from error
     finally:
         with suppress(OSError):  # of a file system that is not available; the next start cleans up
             recover(folder)

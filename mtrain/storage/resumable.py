@@ -65,11 +65,6 @@ class ResumableOutput:
         """Number of input lines that have been answered, including lines before an interruption."""
         return self._done.lines
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether there is a FILE.part, which may be resumable."""
-        return self.part.exists()
-
     def __enter__(self) -> Self:
         """Raises UsageError if another process is writing the file, or if there is a FILE.part that cannot
         be, or is not to be, resumed."""

@@ -46,12 +46,6 @@ class _Help:
         context.color = uses_color(sys.stdout)  # how Click then prints the returned text
         return super().get_help(context)  # type: ignore[misc, no-any-return]
 
-    def collect_usage_pieces(self, context: Any) -> list[str]:
-        arguments = [p for p in self.get_params(context) if p.param_type_name == "argument"]  # type: ignore[attr-defined]
-        shown = [name if p.required else f"[{name}]" for p in arguments if (name := p.metavar)]
-        repeated = ["..." if p.nargs != 1 and not p.metavar.endswith("...") else "" for p in arguments]
-        return ["[OPTIONS]", *map("".join, zip(shown, repeated, strict=True))]
-
     def format_options(self, context: Any, formatter: Any) -> None:
         arguments, options = [], []
         for parameter in self.get_params(context):  # type: ignore[attr-defined]
@@ -74,12 +68,15 @@ class _Help:
 class Command(_Help, TyperCommand):
     """A command whose help has its options in groups and its examples."""
 
+    def collect_usage_pieces(self, context: Any) -> list[str]:
+        arguments: list[Any] = [p for p in self.get_params(context) if p.param_type_name == "argument"]
+        shown = [name if p.required else f"[{name}]" for p in arguments if (name := p.metavar)]
+        repeated = ["..." if p.nargs != 1 and not p.metavar.endswith("...") else "" for p in arguments]
+        return ["[OPTIONS]", *map("".join, zip(shown, repeated, strict=True))]
+
 
 class Program(_Help, TyperGroup):
     """All commands. Their list is grouped as well."""
-
-    def collect_usage_pieces(self, context: Any) -> list[str]:
-        return ["[OPTIONS]", "COMMAND", "[ARGUMENTS]..."]
 
     def resolve_command(self, context: Any, args: list[str]) -> Any:
         """As in Typer, but the error also says what to do without a similar name."""

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from functools import partial, wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 from typer import Argument, BadParameter, Option
 
 from mtrain.cli.console.help import GENERAL
 from mtrain.cli.console.terminal import restore_utf8, start_logging
 from mtrain.paths import path_of
+
+if TYPE_CHECKING:
+    from mtrain.config.schema import Config
 
 # Options of long commands, by group.
 file = partial(Option, rich_help_panel="Files")
@@ -138,3 +141,13 @@ def overrides(set_: list[str] | None, section: str = "", **options: object) -> l
         if value is not None:
             assignments.append(f"{section}{key}={json.dumps(value, ensure_ascii=False)}")
     return [restore_utf8(assignment) for assignment in assignments]
+
+
+def load_config(
+    config: Path, set_: list[str] | None, run_dir: str | None = None, no_check: bool = False
+) -> "Config":
+    """The config that a command was given, with the values of its options."""
+    from mtrain.config.load import load_config as load
+
+    unchecked = ["data.check=false"] * no_check
+    return load(config, [*overrides(set_, run_dir=run_dir), *unchecked])

@@ -6,9 +6,8 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import IO, Any, cast
 
 from mtrain.cli.console.terminal import discard_output
@@ -96,24 +95,16 @@ def open_output(path: Path | None, columns: bool = False) -> Iterator[IO[str]]:
         with open_stdout(columns) as stream:
             yield stream
         return
-    place = path if is_stream(path) else path.resolve()
-    written = place if is_stream(path) else place.with_name(f".{place.name}.{token_hex(4)}.tmp")
-    try:
-        with _opened(written, path) as stream:
-            yield shown_on(stream, columns)
-        if written is not place:
-            from mtrain.storage.atomic import replace_durably
+    from mtrain.storage.atomic import replacing
 
-            if place.exists():
-                written.chmod(place.stat().st_mode)
-            replace_durably(written, place)
+    place: AbstractContextManager[Path] = nullcontext(path) if is_stream(path) else replacing(path)
+    try:
+        with place as written, _opened(written, path) as stream:
+            yield shown_on(stream, columns)
     except BrokenPipeError:  # of stdout, which the block may write to as well
         raise
     except OSError as error:
         raise cannot_write(path, error) from None
-    finally:
-        if written is not place:
-            written.unlink(missing_ok=True)
 
 
 class _Terminal:

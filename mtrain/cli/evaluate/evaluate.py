@@ -1,6 +1,7 @@
 """`mtrain evaluate`."""
 
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -8,12 +9,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
-from mtrain.cli.console.output import print_to_stdout
-from mtrain.cli.evaluate.checks import check_inputs, check_metrics, refuse_unused
+from mtrain.cli.console.output import is_stream, print_to_stdout, require_writable
 from mtrain.cli.evaluate.results import Metrics, Outputs
 from mtrain.cli.evaluate.systems import EvaluationInputs, evaluate_files, evaluate_models
-from mtrain.distributed.launch import read_launch
-from mtrain.errors import UsageError
+from mtrain.distributed.launch import read_launch, require_repeatable
+from mtrain.errors import DataError, UsageError
 from mtrain.paths import path_of
 
 metric_option = partial(Option, rich_help_panel="Metrics")
@@ -133,33 +133,29 @@ def evaluate(
     )
     names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
-    check_inputs(inputs, outputs, "comet" in names)
-    check_metrics(names, bleu_tokenize, comet, comet_model)
+    _check_inputs(inputs, outputs, "comet" in names)
+    _check_metrics(names, bleu_tokenize, comet, comet_model)
     if by_length and names == ["comet"]:
         raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
     translating = bool(inputs.models)
     if not translating:
         unused_device = None if device == "auto" or "comet" in names else device
-        others = {"device": unused_device, "augment": augment, "from": from_}
-        unused = {**search, "set": set_ or None, **others}
-        refuse_unused(unused, "--hypotheses, which are scored without translating")
+        unused = {**search, "set": set_ or None, "device": unused_device, "augment": augment, "from": from_}
+        if given := [name.replace("_", "-") for name, value in unused.items() if value is not None]:
+            reason = "with --hypotheses, which are scored without translating"
+            raise UsageError(f"--{given[0]} has no effect {reason}; leave it out")
     settings = options.overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
     decoding_settings = [assignment for assignment in settings if assignment not in data_settings]
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
-    from mtrain.evaluation.comet import DEFAULT_MODEL, comet_python
+    from mtrain.evaluation.comet import DEFAULT_MODEL, CometProcess, comet_python
 
-    wanted = Metrics(
-        names=names,
-        lowercase=lowercase,
-        bleu_tokenize=bleu_tokenize,
-        comet_model=str(path_of(comet_model or DEFAULT_MODEL)),
-        gpus="0" if device == "cpu" else "auto",
-    )
+    python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
+    used_model = str(path_of(comet_model or DEFAULT_MODEL))
+    process = CometProcess(python, used_model, gpus="0" if device == "cpu" else "auto")
+    wanted = Metrics(names, lowercase, bleu_tokenize, process)
     wanted.make(None)  # an error before any work
-    if "comet" in names and read_launch().rank == 0:
-        wanted = wanted._replace(comet=comet_python(comet))
     if not translating:
         evaluate_files(inputs, wanted, outputs)
         return
@@ -167,6 +163,83 @@ def evaluate(
     words = [str(inputs.models[0])]
     words += [f"{option}={code}" for option, code in (("--from", from_), ("--to", to)) if code]
     terminal.suggest("to translate a file", f"mtrain translate {shlex.join(words)} -i FILE -o FILE")
+
+
+def _check_inputs(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> None:
+    """Raise UsageError unless the options name translations to score and what to score them with, and
+    DataError if a system to compare is missing."""
+    model, hypotheses = inputs.model, inputs.hypotheses
+    references, compared = inputs.references, inputs.compared
+    if hypotheses is None and model is None:
+        raise UsageError("missing MODEL; only --hypotheses can be scored without it")
+    if (inputs.source is not None or hypotheses is not None) != bool(references):
+        raise UsageError("give --reference with either --source or --hypotheses")
+    if inputs.validation and references:
+        raise UsageError("--validation has no effect with --reference; leave one of them out")
+    if any(inputs.languages) and not references:
+        option = "--from" if inputs.languages[0] else "--to"
+        reason = "which have their own languages"
+        raise UsageError(f"{option} has no effect on the test sets of MODEL, {reason}; leave it out")
+    if Path("-") in references:
+        raise UsageError("--reference -: reading references from stdin is not supported; give a file")
+    if [inputs.source, hypotheses, *compared].count(Path("-")) > 1:
+        raise UsageError("stdin (-) was given more than once; give a file")
+    for path in compared:
+        if inputs.systems.count(path) > 1:
+            raise UsageError(f"--compare {path}: given twice; give each system once")
+        if str(path) != "-" and not path.exists():
+            raise DataError(f"--compare {path}: no such model or file of translations")
+    if inputs.augment:
+        _check_changes(inputs)
+    if outputs.html is not None and not compared:
+        raise UsageError("--html has no effect without --compare; add it, or leave --html out")
+    if hypotheses is not None:
+        _check_sources(inputs, outputs, comet)
+    read = (inputs.source, *references, *inputs.systems)
+    files = [path for path in read if path != model and path is not None]
+    reads_streams = any(str(path) == "-" or path.is_fifo() for path in files)
+    require_repeatable(reads_streams, "start it again with files")
+    for output in (outputs.sentence_scores, outputs.html):
+        require_writable(output, [file for file in files if file.exists()])
+    table, page = outputs.sentence_scores, outputs.html
+    if table and page and table.resolve() == page.resolve() and not is_stream(page):
+        raise UsageError(f"--html {page}: --sentence-scores names the same file; give another one")
+
+
+def _check_changes(inputs: EvaluationInputs) -> None:
+    """Raise UsageError unless copies of the test sets with these changes can be translated by all systems."""
+    from mtrain.data.rewriting.augment import CHANGES
+
+    changes = inputs.augment
+    for name in changes:
+        if name not in CHANGES:
+            raise UsageError(f"--augment {name}: choose from {', '.join(CHANGES)}")
+    if len(set(changes)) < len(changes):
+        raise UsageError(f"--augment {','.join(changes)}: give each name once")
+    for path in inputs.systems if inputs.models else ():
+        if not inputs.is_model(path):
+            raise UsageError(f"--augment needs models to translate with; {path} is a file")
+
+
+def _check_sources(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> None:
+    """Raise UsageError if something besides --hypotheses needs --source, and it is not given. Otherwise, it
+    serves to count problems."""
+    needs = [f"--compare {path}" for path in inputs.models]
+    needs += ["--metrics comet"] * comet + ["--by-length"] * outputs.by_length
+    if inputs.source is None and needs:
+        raise UsageError(f"{needs[0]} needs the source sentences; give --source")
+
+
+def _check_metrics(
+    names: Sequence[str], bleu_tokenize: str | None, comet: Path | None, comet_model: str | None
+) -> None:
+    """Raise UsageError if an option has no effect on these metrics."""
+    given = {"--bleu-tokenize": bleu_tokenize, "--comet": comet, "--comet-model": comet_model}
+    for option, value in given.items():
+        metric = "bleu" if option == "--bleu-tokenize" else "comet"
+        if value is not None and metric not in names:
+            found = f"{option} has no effect on --metrics {','.join(names)}"
+            raise UsageError(f"{found}; add {metric}, or leave it out")
 
 
 def _set_up_comet(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,10 @@ from mtrain.cli.console.output import open_output, print_to_stdout
 from mtrain.cli.console.tables import format_scores, format_table, wrap_signature
 
 if TYPE_CHECKING:
-    from mtrain.evaluation.compare import MetricComparison, PairedScore
+    from mtrain.evaluation.comet import CometProcess
+    from mtrain.evaluation.compare import MetricComparison
     from mtrain.evaluation.evaluate import Output, TestSet
-    from mtrain.evaluation.lengths import LengthBucket
-    from mtrain.evaluation.metrics import MetricScore
-
+    from mtrain.evaluation.results import SetResult
 
 log = logging.getLogger(__name__)
 
@@ -37,139 +36,78 @@ class Metrics(NamedTuple):
     names: Sequence[str]
     lowercase: bool
     bleu_tokenize: str | None  # None: the tokenizer for the language
-    comet_model: str
-    gpus: str  # that COMET uses
-    comet: Path = Path()  # Python in the environment of COMET
+    comet: "CometProcess"  # which starts if COMET is one of them
 
-    def make(self, language: str | None, comet: Callable[[], Any] = lambda: None) -> dict[str, Any]:
-        """The metrics for a language of the translations, if it is known. `comet` makes COMET. Raises
-        UsageError for an unknown metric or tokenizer, or one that is not installed."""
+    def make(self, language: str | None, sources: Sequence[str] = ()) -> dict[str, Any]:
+        """The metrics for a language of the translations, if it is known, and for their sources, which COMET
+        needs. Raises UsageError for an unknown metric or tokenizer, or one that is not installed."""
+        from mtrain.evaluation.comet import Comet
         from mtrain.evaluation.metrics import make_metrics
 
+        comet = partial(Comet, self.comet, sources)
         return make_metrics(self.names, language, self.lowercase, self.bleu_tokenize, comet)
 
 
-class Evaluated(NamedTuple):
-    """The translations of a test set by each system. The first system is the baseline."""
-
-    test: "TestSet"
-    outputs: "dict[str, Output]"
-
-    @property
-    def systems(self) -> dict[str, list[str]]:
-        """The translations by each system."""
-        return {name: output.texts for name, output in self.outputs.items()}
-
-
-class _Result(NamedTuple):
-    """The scores of the systems on a test set."""
-
-    evaluated: Evaluated
-    scores: "list[MetricScore]"  # of the baseline
-    comparisons: "list[MetricComparison]"  # none unless there are several systems
-    by_length: "dict[str, list[LengthBucket]]"  # by system
-    sentences: dict[str, dict[str, list[float]]]  # by system and metric, if something needs them
-
-    def as_json(self) -> dict[str, Any]:
-        test, outputs = self.evaluated.test, self.evaluated.outputs
-        record: dict[str, Any] = {
-            "sentences": len(test.references[0]),
-            "scores": [score._asdict() for score in self.scores],
-        }
-        if test.direction:
-            record["direction"] = str(test.direction)
-        if known := {name: each.problems for name, each in outputs.items() if each.problems is not None}:
-            record["problems"] = known
-        if self.comparisons:
-            record["baseline"] = next(iter(outputs))
-            record["comparisons"] = [
-                {**comparison._asdict(), "scores": [score._asdict() for score in comparison.scores]}
-                for comparison in self.comparisons
-            ]
-        if self.by_length:
-            record["by_length"] = {name: [*map(_record, buckets)] for name, buckets in self.by_length.items()}
-        return record
-
-
-def _record(bucket: "LengthBucket") -> dict[str, Any]:
-    """The scores of sentences of similar lengths as JSON has them."""
-    return {**bucket._asdict(), "scores": {score.metric: score.score for score in bucket.scores}}
-
-
 def report_results(
-    evaluated: Iterable[Evaluated], language: str | None, metrics: Metrics, outputs: Outputs
+    translated: "Iterable[tuple[TestSet, Mapping[str, Output]]]",
+    language: str | None,
+    metrics: Metrics,
+    outputs: Outputs,
 ) -> None:
-    """Score translations into a language, if it is known, print the scores of each test set as soon as they
-    are known, and write the files."""
-    from mtrain.evaluation.comet import Comet, CometProcess
+    """Score the translations of test sets by each system, which are into a language, if it is known. Print
+    the scores of each test set as soon as they are known, and write the files. The first system is the
+    baseline."""
     from mtrain.evaluation.metrics import counts_sentences, explain_tokenizer
+    from mtrain.evaluation.results import score_systems
     from mtrain.progress_bar import waiting_for
 
-    report, results, explained = {}, [], set[str]()
+    results: list[SetResult] = []
+    explained: set[str] = set()
+    by_sentence = outputs.sentence_scores is not None or outputs.html is not None
     with ExitStack() as stack:
-        process = stack.enter_context(CometProcess(metrics.comet, metrics.comet_model, metrics.gpus))
+        stack.enter_context(metrics.comet)
         table = None
         if outputs.sentence_scores is not None:
             table = stack.enter_context(open_output(outputs.sentence_scores))
-        rows = []
-        for each in evaluated:
-            comet = partial(Comet, process, each.test.sources)
-            target_lang = each.test.target_lang(language)
-            with waiting_for(f"{each.test.name}: scoring"):
-                result = _score(each, metrics.make(target_lang, comet), outputs)
-            explanation = explain_tokenizer(metrics.bleu_tokenize, target_lang, each.test.references[0])
+        for test, systems in translated:
+            target_lang = test.target_lang(language)
+            with waiting_for(f"{test.name}: scoring"):
+                made = metrics.make(target_lang, test.sources)
+                result = score_systems(test, systems, made, outputs.by_length, by_sentence)
+            explanation = explain_tokenizer(metrics.bleu_tokenize, target_lang, test.references[0])
             if "bleu" in metrics.names and explanation not in explained:
                 explained.add(explanation)
                 log.info("BLEU tokenizer: %s", explanation)
-            if "ter" in metrics.names and counts_sentences(target_lang, each.test.references[0]):
+            if "ter" in metrics.names and counts_sentences(target_lang, test.references[0]):
                 message = "%s: TER counts text without spaces as one word; rely on chrF"
-                log.warning(message, each.test.name)
-            report[each.test.name] = result.as_json()
-            scores = (f"{score.score:.{_digits(score.metric)}f}" for score in result.scores)
-            rows.append([each.test.name, *scores])
+                log.warning(message, test.name)
             if not outputs.json:
                 # Each time anew, so that files are complete even if the reader of stdout exits.
                 print_to_stdout("\n".join(_lines_of(result)))
             if table is not None:
-                _write_sentences(result, table, header=len(report) == 1)
-            if outputs.html is not None:
-                results.append(result)
-        if outputs.summary and not outputs.json and rows:
-            header = ["test set", *(score.metric for score in result.scores)]
-            print_to_stdout("\n".join(format_table(rows, header)))
+                _write_sentences(result, table, header=not results)
+            results.append(result)
+        if outputs.summary and not outputs.json:
+            print_to_stdout("\n".join(_summary(results)))
     if outputs.json:
-        print_to_stdout(json.dumps(report, indent=1))
+        print_to_stdout(json.dumps({each.test.name: each.as_json() for each in results}, indent=1))
     if outputs.html is not None:
-        _write_html(results, outputs.html)
+        from mtrain.report.comparison import comparison_page
+
+        with open_output(outputs.html) as out:
+            out.write(comparison_page(results))
 
 
-def _digits(metric: str) -> int:
-    """The number of decimals of a score; COMET is at most about 1."""
-    return 4 if metric == "comet" else 2
+def _summary(results: "Sequence[SetResult]") -> Iterable[str]:
+    """One table of the scores of all test sets."""
+    rows = [[each.test.name, *(score.rounded for score in each.scores)] for each in results]
+    return format_table(rows, ["test set", *(score.metric for score in results[0].scores)])
 
 
-def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _Result:
-    from mtrain.evaluation.compare import compare_systems
-    from mtrain.evaluation.lengths import score_by_length
-    from mtrain.evaluation.metrics import score, score_sentences
-
-    systems, references = evaluated.systems, evaluated.test.references
-    scores = score(next(iter(systems.values())), references, metrics)
-    comparisons = compare_systems(systems, references, metrics) if len(systems) > 1 else []
-    buckets, sentences = {}, {}
-    for name, texts in systems.items():
-        if outputs.by_length:
-            of_sacrebleu = {key: metric for key, metric in metrics.items() if key != "comet"}
-            buckets[name] = score_by_length(evaluated.test.sources, texts, references, of_sacrebleu)
-        if outputs.sentence_scores is not None or outputs.html is not None:
-            sentences[name] = score_sentences(texts, references, metrics)
-    return _Result(evaluated, scores, comparisons, buckets, sentences)
-
-
-def _lines_of(result: _Result) -> Iterable[str]:
+def _lines_of(result: "SetResult") -> Iterable[str]:
     from mtrain.evaluation.compare import SIGNIFICANT
 
-    test, systems = result.evaluated.test, result.evaluated.systems
+    test, systems = result.test, result.outputs
     direction = f"{test.direction}, " if test.direction else ""
     yield f"{test.name} ({direction}{len(test.references[0])} sentences)"
     if not result.comparisons:
@@ -178,14 +116,14 @@ def _lines_of(result: _Result) -> Iterable[str]:
         yield from _lines_of_comparison(comparison)
     if result.comparisons:
         yield f"    * p < {SIGNIFICANT}: a difference from the baseline is unlikely to be due to chance"
-    for system, output in result.evaluated.outputs.items():
+    for system, output in systems.items():
         if output.problems is not None:
             shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in output.problems.items())
             yield f"  problems: {shown}" + (f"; {system}" if len(systems) > 1 else "")
     for system, buckets in result.by_length.items():
         yield "  by words of the source" + (f", {system}" if len(systems) > 1 else "")
         rows = [
-            [bucket.name, str(bucket.sentences), *(f"{score.score:.2f}" for score in bucket.scores)]
+            [bucket.name, str(bucket.sentences), *(score.rounded for score in bucket.scores)]
             for bucket in buckets
         ]
         header = ["words", "sentences", *(score.metric for score in buckets[0].scores)]
@@ -195,42 +133,25 @@ def _lines_of(result: _Result) -> Iterable[str]:
 def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
     from mtrain.evaluation.metrics import named_signature
 
-    def p(value: float | None, score: "PairedScore") -> str:
-        mark = "*" if score.is_significant(value, comparison.scores[0]) else " "
-        return "" if value is None else f"{value:.4f}{mark}"
-
-    digits = _digits(comparison.metric)
     header = ["", "score", "mean", "95%\ninterval", "p\n(bootstrap)", "p\n(randomization)"]
-    rows = []
-    for each in comparison.scores:
-        row = [each.system, f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}"]
-        row += [f"± {each.confidence:.{digits}f}", p(each.bootstrap_p, each), p(each.randomization_p, each)]
-        rows.append(row)
+    rows = [
+        [system, score, mean, f"± {confidence}", *tests]
+        for system, score, mean, confidence, *tests in comparison.rows()
+    ]
     rows[0][0] += " (baseline)"
     signature = wrap_signature(named_signature(comparison.metric, comparison.signature), 2)
     yield from (f"  {line}" for line in signature.split("\n"))
     yield from format_table(rows, header, indent=4)
 
 
-def _write_sentences(result: _Result, out: IO[str], header: bool) -> None:
+def _write_sentences(result: "SetResult", out: IO[str], header: bool) -> None:
     """Write one tab-separated line for each sentence of each system."""
     for system, scores in result.sentences.items():
         if header:
             print("\t".join(["test", "system", "line", *scores]), file=out)
             header = False
-        words = [" ".join(text.split()) for text in (result.evaluated.test.name, system)]
+        words = [" ".join(text.split()) for text in (result.test.name, system)]
         names = [text.encode("utf-8", "replace").decode() for text in words]  # a file name may not be UTF-8
         for line, row in enumerate(zip(*scores.values(), strict=True), start=1):
             fields = [*names, str(line), *(f"{score:.4f}" for score in row)]
             print("\t".join(fields), file=out)
-
-
-def _write_html(results: Sequence[_Result], path: Path) -> None:
-    from mtrain.report.comparison import ComparedSet, comparison_page
-
-    sets = [
-        ComparedSet(each.evaluated.test, each.evaluated.systems, each.comparisons, each.sentences)
-        for each in results
-    ]
-    with open_output(path) as out:
-        out.write(comparison_page(sets))

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mtrain.cli.console import terminal
-from mtrain.cli.evaluate.results import Evaluated, Metrics, Outputs, report_results
-from mtrain.cli.translate.translate import load_translator, refuse_beam_size_of_sampling
+from mtrain.cli.evaluate.results import Metrics, Outputs, report_results
+from mtrain.cli.translate.translate import load_translator
 from mtrain.config.languages import Direction
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
@@ -55,7 +55,7 @@ def evaluate_files(inputs: EvaluationInputs, metrics: Metrics, outputs: Outputs)
         if language is None and inputs.model is not None:
             language = target_lang_of(inputs.model)
         given = {name: given_output(test, lines) for name, lines in texts.items()}
-        report_results([Evaluated(test, given)], language, metrics, outputs)
+        report_results([(test, given)], language, metrics, outputs)
 
 
 def evaluate_models(
@@ -85,18 +85,16 @@ def evaluate_models(
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # of the first model
 
-    def evaluated(last: "Translator") -> Iterator[Evaluated]:
+    def translated(last: "Translator") -> "Iterator[tuple[TestSet, dict[str, Output]]]":
         names = [_name_of(path) for path in inputs.systems]
         for number, test in enumerate(tests):
             known = {name: given_output(test, lines) for name, lines in texts.items()}
             known |= {name: of_sets[number] for name, of_sets in done.items()}
-            found = {name: known[name] if name in known else translate_set(test, last) for name in names}
-            yield Evaluated(test, found)
+            yield test, {name: known[name] if name in known else translate_set(test, last) for name in names}
 
     with joined_ranks(device) as ranks:
         for path in inputs.models:
-            loaded = load_translator(path, str(ranks.device), decoding_settings)
-            refuse_beam_size_of_sampling(loaded, beam_size)
+            loaded = load_translator(path, str(ranks.device), decoding_settings, beam_size=beam_size)
             with _between(path, loaded, direction or inputs.languages) as translator:
                 loaded = translator  # which alone keeps the model in memory
                 direction = direction or translator.direction
@@ -111,7 +109,7 @@ def evaluate_models(
                         _between(path, translator, test.direction or translator.direction)
                         metrics.make(test.target_lang(translator.target_lang))
                     if path == inputs.models[-1]:
-                        report_results(evaluated(translator), translator.target_lang, metrics, outputs)
+                        report_results(translated(translator), translator.target_lang, metrics, outputs)
                     else:
                         done[str(path)] = [translate_set(test, translator) for test in tests]
 
@@ -123,8 +121,7 @@ def _check_models(
 ) -> None:
     """Raise an error now, not after the translation by the first model, if another one cannot be used."""
     for path in others:
-        with load_translator(path, "cpu", settings) as translator:
-            refuse_beam_size_of_sampling(translator, beam_size)
+        with load_translator(path, "cpu", settings, beam_size=beam_size) as translator:
             for direction in directions:
                 _between(path, translator, direction)
 

@@ -90,6 +90,7 @@ def init(
         raise UsageError(f"--max-minutes {max_minutes}: must be at most 1000000000; 0 means no limit")
     from mtrain.cli.init.answers import Given
     from mtrain.inspection.files import require_files
+    from mtrain.storage.atomic import free_name
 
     codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
@@ -100,8 +101,8 @@ def init(
         _require_new(output, force, inputs)
     new = _inspect(names, given)
     file = output or Path(f"{new.source_lang}-{new.target_lang}.yaml")
-    _require_new(file, force, [*inputs, *_files_of(new)])
-    _write(new._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
+    run_dir = str(free_name(Path("runs") / file.stem))  # so that `fit` starts a new run
+    _write(new._replace(file=shlex.quote(str(file)), run_dir=run_dir), file, force, inputs)
 
 
 def _file_name(name: str) -> str:
@@ -130,23 +131,6 @@ def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
         if file.is_file():
             problem = "already exists; give another file with -o, or replace it with --force"
         raise UsageError(f"{file}: {problem}")
-
-
-def _files_of(new: "NewConfig") -> list[Path]:
-    """The files that a config names: files that were given, and files that were found beside them."""
-    paths = []
-    for spec, _ in (*new.train, *new.validation, *new.test.values()):
-        keys = spec.keys() & {"source", "target", "tsv", "jsonl", "parquet"}
-        paths += [Path(spec[key]) for key in keys]
-    return [path for path in paths if path.exists()]
-
-
-def _new_run_dir(config: Path) -> str:
-    """A run folder that does not exist yet, so that `fit` starts a new run."""
-    folder, number = Path("runs") / config.stem, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{config.stem}-{number}", number + 1
-    return str(folder)
 
 
 def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
@@ -207,15 +191,18 @@ def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[s
     return Roles(own.train, validation or own.validation, test or own.test)
 
 
-def _write(new: "NewConfig", file: Path) -> None:
-    """Write a config after checking it as every command does, and log what to do next."""
+def _write(new: "NewConfig", file: Path, force: bool, inputs: Sequence[Path]) -> None:
+    """Write a config after checking it as every command does, and log what to do next. Raises UsageError if
+    it would replace a config, one of the `inputs`, or a file that was found beside them."""
     from mtrain.config.load import validate
     from mtrain.config.new_config import new_config_text
     from mtrain.config.schema import Config
     from mtrain.config.yaml_io import parse_yaml
+    from mtrain.data.reading.files import input_files
 
     text = new_config_text(new)
-    validate(Config, parse_yaml(text), str(file))
+    data = validate(Config, parse_yaml(text), str(file)).data
+    _require_new(file, force, [*inputs, *input_files(data)])
     with open_output(file) as config:
         config.write(text)
     if is_stdout(file):

@@ -129,9 +129,8 @@ def translate(
     from mtrain.distributed.many_ranks import joined_ranks
 
     with joined_ranks(device) as ranks:
-        translator = load_translator(model, str(ranks.device), settings, ensemble, engine)
+        translator = load_translator(model, str(ranks.device), settings, ensemble, engine, beam_size)
         translator = translator.between(from_, to)
-        refuse_beam_size_of_sampling(translator, beam_size)
         if given:
             if translator.decoding.samples is None:
                 option = next(iter(given)).replace("_", "-")
@@ -157,9 +156,8 @@ def translate(
 
 
 def _check_input(input_file: Path | None, prefix: Path | None) -> None:
-    for file in (input_file, prefix):
-        if file is not None:
-            terminal.require_file(file)
+    terminal.require_file(input_file)
+    terminal.require_file(prefix)
     if prefix == Path("-"):
         raise UsageError("--prefix -: reading prefixes from stdin is not supported; give a file")
 
@@ -188,8 +186,11 @@ def load_translator(
     settings: Sequence[str],
     ensemble: Sequence[str] | None = None,
     engine: str = "mtrain",
+    beam_size: int | None = None,
 ) -> "Translator":
-    """Load a model, and change settings of this process that make decoding faster."""
+    """Load a model, and change settings of this process that make decoding faster. Raises UsageError if the
+    option for the `beam_size` was given but translations are sampled, as the model's own config may have it.
+    """
     from mtrain.decoding.translate import Translator
     from mtrain.device import keep_freed_memory, let_cuda_memory_grow
 
@@ -198,19 +199,14 @@ def load_translator(
     translator = Translator.load(model, device, settings, ensemble or ())
     if translator.device.type == "cuda":
         sys.setswitchinterval(_SWITCH_INTERVAL)
-    if engine == "mtrain":
-        return translator
-    from mtrain.interop.ctranslate2_engine import with_ctranslate2
-
-    return with_ctranslate2(model, translator)
-
-
-def refuse_beam_size_of_sampling(translator: "Translator", beam_size: int | None) -> None:
-    """Raise UsageError if a beam size is given but translations are sampled, as the model's own config may
-    have it."""
     samples = translator.decoding.samples
     if samples is not None and beam_size is not None:
         raise UsageError(
             f"--beam-size has no effect on sampling (decoding.samples is {samples}); leave it out, "
             "or disable sampling with --set decoding.samples=null"
         )
+    if engine == "mtrain":
+        return translator
+    from mtrain.interop.ctranslate2_engine import with_ctranslate2
+
+    return with_ctranslate2(model, translator)

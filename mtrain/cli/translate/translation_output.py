@@ -164,7 +164,7 @@ def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, cont
 
     resume = continue_ or read_launch().restarts > 0  # torchrun has started the same command again
     file = ResumableOutput(path.resolve(), job.description(), resume, COMPRESSION.get(path.suffix))
-    if continue_ and not file.interrupted and path.exists():
+    if continue_ and not file.part.exists() and path.exists():
         expected = sum(1 for _ in lines) * job.form.lines_each
         with open_blocks(path) as blocks:
             if blocks.count_all() != expected:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from mtrain.evaluation.compare import compare_systems
+from mtrain.evaluation.evaluate import Output
 from mtrain.evaluation.evaluate import TestSet as Sentences
-from mtrain.evaluation.metrics import make_metrics, score_sentences
+from mtrain.evaluation.metrics import make_metrics
+from mtrain.evaluation.results import SetResult, score_systems
 from mtrain.report import comparison
-from mtrain.report.comparison import ComparedSet, comparison_page
+from mtrain.report.comparison import comparison_page
 from tests.support.html import Elements
 
 pytestmark = pytest.mark.usefixtures("few_trials")
@@ -18,13 +19,14 @@ SYSTEMS = {
 }
 
 
+def result_of(systems: dict[str, list[str]], metrics: list[str], sources: list[str]) -> SetResult:
+    outputs = {name: Output(texts, None) for name, texts in systems.items()}
+    test = Sentences("set", sources, [REFERENCES])
+    return score_systems(test, outputs, make_metrics(metrics), by_length=False, by_sentence=True)
+
+
 def page_of(names: list[str], sources: list[str] | None = None, sets: int = 1) -> str:
-    metrics = make_metrics(names)
-    sentences = {name: score_sentences(texts, [REFERENCES], metrics) for name, texts in SYSTEMS.items()}
-    comparisons = compare_systems(SYSTEMS, [REFERENCES], metrics)
-    test = Sentences("set", sources or [], [REFERENCES])
-    each = ComparedSet(test, SYSTEMS, comparisons, sentences)
-    return comparison_page([each] * sets)
+    return comparison_page([result_of(SYSTEMS, names, sources or [])] * sets)
 
 
 def test_sentences_are_sorted_by_the_difference_of_their_scores():
@@ -92,12 +94,8 @@ def test_the_page_needs_no_network_and_has_a_structure_that_screen_readers_use()
     ],
 )
 def test_systems_are_named_without_their_common_folder(names, shown):
-    metrics = make_metrics(["chrf"])
     systems = dict(zip(names, SYSTEMS.values(), strict=True))
-    sentences = {name: score_sentences(texts, [REFERENCES], metrics) for name, texts in systems.items()}
-    comparisons = compare_systems(systems, [REFERENCES], metrics)
-    test = Sentences("set", [], [REFERENCES])
-    page = comparison_page([ComparedSet(test, systems, comparisons, sentences)])
+    page = comparison_page([result_of(systems, ["chrf"], [])])
     assert f"<h1>{shown}</h1>" in page
 
 

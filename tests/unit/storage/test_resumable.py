@@ -161,7 +161,7 @@ def test_a_process_killed_before_the_first_answer_is_resumed(out, part):
 
 
 def test_without_an_interrupted_output_resuming_starts_from_the_beginning(out):
-    assert not ResumableOutput(out, JOB, resume=True).interrupted
+    assert not ResumableOutput(out, JOB, resume=True).part.exists()
     assert answer(out, resume=True) == 0 and out.read_text() == whole()
     assert answer(out, LINES[:4]) == 0 and out.read_text() == whole(LINES[:4])
 
