@@ -142,16 +142,19 @@ class _Planner:
             return config
         smallest = smallest_sizes(config)
 
-        def speed_of_smallest(sized: Config) -> Speed:
+        def speed_of(sized: Config) -> Speed:
+            """The speed of all devices, without communication. Raises MemoryError if memory is short, except
+            for the smallest model: the plan will say that not even this one fits."""
+            estimator = self._estimator(sized)
+            if estimator.fits(estimator.memory()):
+                time, _ = self._times(estimator, sized)
+                return Speed(estimator.step().target_tokens / sum(time), self.slowdown)
             if any(getattr(sized.model, key) != size for key, size in smallest.items()):
                 raise MemoryError
             return Speed(speed)
 
-        workload = make_workload(config, self.lengths, self._speed, speed, self.hardware.on_cpu)
-        try:
-            completed, choices = choose_values(config, workload)
-        except MemoryError:  # not even the smallest model fits, as the plan will say
-            completed, choices = choose_values(config, workload._replace(speed=speed_of_smallest))
+        workload = make_workload(config, self.lengths, speed_of, speed, self.hardware.on_cpu)
+        completed, choices = choose_values(config, workload)
         log_choices([*earlier, *choices])
         return completed
 
@@ -238,14 +241,6 @@ class _Planner:
         seconds = alone.step().target_tokens / speed.now
         self.slowdown = speed.slowdown
         return StepTime(seconds / self.devices, 0.0), seconds
-
-    def _speed(self, config: Config) -> Speed:
-        """The speed of all devices, without communication. Raises MemoryError if memory is short."""
-        estimator = self._estimator(config)
-        if not estimator.fits(estimator.memory()):
-            raise MemoryError
-        time, _ = self._times(estimator, config)
-        return Speed(estimator.step().target_tokens / sum(time), self.slowdown)
 
 
 def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
