@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,7 +32,7 @@ from mtrain.device import (
 from mtrain.errors import ModelError, StorageError
 from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.planning.cost import FP32, TrainingDevice
-from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
+from mtrain.planning.estimate import Epoch, Estimator, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.planning.random_steps import random_steps
 from mtrain.planning.scaling import Run, Work, predict_run
@@ -67,19 +66,13 @@ class Plan:
     parameters: dict[str, int]
     epoch: Epoch
     step: StepCost
-    memory: Memory
+    memory: dict[str, int]
     device_memory: float
     usable_memory: float  # of a device, for tensors
     process_memory: float | None  # resident at peak, on a CPU, with libraries and the gaps of the heap
     fits: bool
     runs: list[Run]  # one for each kind of link; empty if steps were to be timed but do not fit in memory
     advice: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as JSON has it."""
-        values = asdict(self)
-        values["memory"]["total"] = self.memory.total
-        return values
 
 
 def plan(config: Config, hardware: str = "measured", devices: int = 1, price: float | None = None) -> Plan:
@@ -167,7 +160,7 @@ class _Planner:
             work = self._work(estimator, config)
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(work, self.devices, link, price) for link in links]
-        resident = LIBRARIES + HEAP * memory.total
+        resident = LIBRARIES + HEAP * memory["total"]
         return Plan(
             hardware=self.hardware.name,
             devices=self.devices,
