@@ -101,7 +101,7 @@ def save_checkpoint(run_dir: Path, files: TensorFiles, state: TrainState, keep: 
         with suppress(OSError):  # of a file system that is not available
             message += f", {shutil.disk_usage(run_dir).free / 2**20:,.0f} MiB free"
         raise StorageError(message) from error
-    _write_index(run_dir, state, last=folder.name)
+    _write_index(run_dir, state)
     _prune(run_dir, state, keep, every)
 
 
@@ -109,8 +109,9 @@ def _name(step: int | None) -> str | None:
     return None if step is None else f"step-{step:08d}"
 
 
-def _write_index(run_dir: Path, state: TrainState, last: str, **more: Any) -> None:
-    index = {"best": _name(state.best_step), "last": last, **more}
+def _write_index(run_dir: Path, state: TrainState, **more: Any) -> None:
+    """Name the best checkpoint and the one of the state, which is the last one, in the index."""
+    index = {"best": _name(state.best_step), "last": _name(state.step), **more}
     write_atomically(run_dir / "checkpoints" / INDEX, json.dumps(index) + "\n")
 
 
@@ -128,8 +129,7 @@ def record_validation(run_dir: Path, state: TrainState) -> None:
 
     Raises StorageError.
     """
-    outcome = state.outcome_of_validation()
-    _write_index(run_dir, state, last=str(_name(state.step)), validated=outcome)
+    _write_index(run_dir, state, validated=state.outcome_of_validation())
 
 
 def restore_validation(run_dir: Path, state: TrainState) -> TrainState:
@@ -203,7 +203,7 @@ def rename_newer_checkpoints(folder: Path, state: TrainState) -> None:
     run_dir = folder.parent.parent
     newer = [other for other in checkpoint_folders(run_dir) if other.name > folder.name]
     if newer:
-        _write_index(run_dir, state, last=folder.name)
+        _write_index(run_dir, state)
     for other in newer:
         rename_superseded(other)
 
