@@ -33,7 +33,7 @@ from mtrain.errors import ModelError, StorageError
 from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.planning.cost import FP32, TrainingDevice
 from mtrain.planning.estimate import Epoch, Estimator, StepCost, StepTime
-from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
+from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, MEASURED, Hardware, find_hardware
 from mtrain.planning.random_steps import random_steps
 from mtrain.planning.scaling import Run, Work, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
@@ -156,7 +156,7 @@ class _Planner:
         estimator = self._estimator(config)
         memory = estimator.memory()
         fits, runs = estimator.fits(memory), []
-        if fits or not self.hardware.is_measured:
+        if fits or self.hardware.name != MEASURED:
             work = self._work(estimator, config)
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(work, self.devices, link, price) for link in links]
@@ -217,7 +217,7 @@ class _Planner:
         """The time of a step of one of the devices, and the seconds that a single device would take for the
         step, measured or predicted."""
         alone = estimator if self.devices == 1 else self._estimator(config, devices=1)
-        if not self.hardware.is_measured:
+        if self.hardware.name != MEASURED:
             return estimator.time(), sum(alone.time())
         log.info("timing some training steps")
         architecture, device = alone.architecture, self._own_device()
