@@ -21,7 +21,9 @@ from mtrain.storage.manifest import read_json, verify_folder
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+WEIGHTS, MOMENTS, AVERAGE = "model.safetensors", "optimizer.safetensors", "average.safetensors"
+CHECKPOINT_FILES = (WEIGHTS, MOMENTS, "state.json")
+TensorFiles = dict[str, dict[str, Tensor]]  # by the names of files and of tensors
 INDEX = "index.json"  # in checkpoints/: names the best and the last checkpoint
 
 
@@ -33,8 +35,8 @@ def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:
 
 def evaluation_weights(folder: Path) -> Path:
     """The file with the weights to evaluate and publish: the averaged weights, if a checkpoint has any."""
-    average = folder / "average.safetensors"
-    return average if average.exists() else folder / "model.safetensors"
+    average = folder / AVERAGE
+    return average if average.exists() else folder / WEIGHTS
 
 
 def verify_checkpoint(folder: Path) -> None:
@@ -42,20 +44,12 @@ def verify_checkpoint(folder: Path) -> None:
     verify_folder(folder, [*CHECKPOINT_FILES, evaluation_weights(folder).name])
 
 
-class CheckpointTensors(NamedTuple):
-    """The tensors of a checkpoint by name: weights, the optimizer's moments, and the averaged weights, if
-    there are any."""
-
-    weights: dict[str, Tensor]
-    moments: dict[str, Tensor]
-    average: dict[str, Tensor]
-
-
 def collect_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor], is_first: bool = True
-) -> CheckpointTensors:
-    """The tensors to save. Those that several ranks share are gathered in host memory, for rank 0 only: the
-    result of the others is incomplete. All ranks call this together."""
+) -> TensorFiles:
+    """The tensors to save: the weights, the optimizer's moments, and the averaged weights, if there are any.
+    Those that several ranks share are gathered in host memory, for rank 0 only: the result of the others is
+    incomplete. All ranks call this together."""
     moments = {
         f"{key}.{name}": value
         for name, parameter in model.named_parameters()
@@ -72,7 +66,10 @@ def collect_tensors(
                 found[name] = complete.cpu()
         return found
 
-    return CheckpointTensors(gather(model.state_dict()), gather(moments), gather(average))
+    files = {WEIGHTS: model.state_dict(), MOMENTS: moments}
+    if average:
+        files[AVERAGE] = average
+    return {file: gather(tensors) for file, tensors in files.items()}
 
 
 def describe_random_states(device: torch.device) -> dict[str, str]:
@@ -80,10 +77,9 @@ def describe_random_states(device: torch.device) -> dict[str, str]:
     return {kind: values.numpy().tobytes().hex() for kind, values in random_states(device).items()}
 
 
-def save_checkpoint(
-    run_dir: Path, tensors: CheckpointTensors, state: TrainState, keep: int, every: int
-) -> None:
-    """Write `checkpoints/step-NNNNNNNN` and update the index, then prune older checkpoints.
+def save_checkpoint(run_dir: Path, files: TensorFiles, state: TrainState, keep: int, every: int) -> None:
+    """Write `checkpoints/step-NNNNNNNN`, with the tensors of `collect_tensors`, and update the index, then
+    prune older checkpoints.
 
     The best checkpoint, the newest `keep`, and the newest `keep` at multiples of `every` steps are kept, so
     that saves at frequent interruptions never replace the regular ones. Raises StorageError stating the
@@ -92,22 +88,20 @@ def save_checkpoint(
     contents = state.to_json()
 
     def fill(folder: Path) -> None:
-        save_file(tensors.weights, folder / "model.safetensors")
-        save_file(tensors.moments, folder / "optimizer.safetensors")
-        if tensors.average:
-            save_file(tensors.average, folder / "average.safetensors")
+        for name, tensors in files.items():
+            save_file(tensors, folder / name)
         write_text(folder / "state.json", json.dumps(contents, indent=1, sort_keys=True) + "\n")
 
     folder = run_dir / "checkpoints" / str(_name(state.step))
     try:
         write_folder(folder, fill)
     except StorageError as error:
-        needed = sum(tensor.nbytes for part in tensors for tensor in part.values()) / 2**20
-        message = f"{error}; {needed:,.0f} MiB needed"
+        needed = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+        message = f"{error}; {needed / 2**20:,.0f} MiB needed"
         with suppress(OSError):  # of a file system that is not available
             message += f", {shutil.disk_usage(run_dir).free / 2**20:,.0f} MiB free"
         raise StorageError(message) from error
-    _write_index(run_dir, state, last=folder.name)
+    _write_index(run_dir, state)
     _prune(run_dir, state, keep, every)
 
 
@@ -115,8 +109,9 @@ def _name(step: int | None) -> str | None:
     return None if step is None else f"step-{step:08d}"
 
 
-def _write_index(run_dir: Path, state: TrainState, last: str, **more: Any) -> None:
-    index = {"best": _name(state.best_step), "last": last, **more}
+def _write_index(run_dir: Path, state: TrainState, **more: Any) -> None:
+    """Name the best checkpoint and the one of the state, which is the last one, in the index."""
+    index = {"best": _name(state.best_step), "last": _name(state.step), **more}
     write_atomically(run_dir / "checkpoints" / INDEX, json.dumps(index) + "\n")
 
 
@@ -134,8 +129,7 @@ def record_validation(run_dir: Path, state: TrainState) -> None:
 
     Raises StorageError.
     """
-    outcome = state.outcome_of_validation()
-    _write_index(run_dir, state, last=str(_name(state.step)), validated=outcome)
+    _write_index(run_dir, state, validated=state.outcome_of_validation())
 
 
 def restore_validation(run_dir: Path, state: TrainState) -> TrainState:
@@ -179,8 +173,8 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
     The state of a GPU's generator is restored only if the model is on a GPU of the same kind. Raises
     ModelError if anything is missing or does not fit the model.
     """
-    load_weights(model, checkpoint.folder / "model.safetensors")
-    file = checkpoint.folder / "optimizer.safetensors"
+    load_weights(model, checkpoint.folder / WEIGHTS)
+    file = checkpoint.folder / MOMENTS
     tensors, device = load_tensors(file), next(model.parameters()).device
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # frozen parameters have no moments
@@ -209,7 +203,7 @@ def rename_newer_checkpoints(folder: Path, state: TrainState) -> None:
     run_dir = folder.parent.parent
     newer = [other for other in checkpoint_folders(run_dir) if other.name > folder.name]
     if newer:
-        _write_index(run_dir, state, last=folder.name)
+        _write_index(run_dir, state)
     for other in newer:
         rename_superseded(other)
 

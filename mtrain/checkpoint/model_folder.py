@@ -14,6 +14,7 @@ from mtrain.checkpoint.model_info import (
     ModelInfo,
     is_checkpoint,
     model_folder_of,
+    read_model_config,
     require_model,
     run_folder_of,
     write_info,
@@ -155,15 +156,12 @@ def read_settings(path: Path) -> ModelFolderConfig:
 def _read_settings(folder: Path, in_run: bool) -> tuple[ModelFolderConfig, Tokenizer]:
     """The settings and the tokenizer of a model folder or, if `in_run`, of a run folder."""
     tokenizer, file = Tokenizer(folder / "tokenizer"), folder / "config.yaml"
+    if not in_run:
+        return read_model_config(folder), tokenizer
     try:
-        raw = read_config(file)
-        if in_run:
-            config = folder_config(validate(Config, raw, str(file)), tokenizer)
-        else:
-            config = validate(ModelFolderConfig, raw, str(file))
+        return folder_config(validate(Config, read_config(file), str(file)), tokenizer), tokenizer
     except UsageError as error:  # an error of the folder, not of the command line
         raise ModelError(str(error)) from None
-    return config, tokenizer
 
 
 def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:

@@ -101,13 +101,15 @@ def plan(
     """
     if price is not None and not 0 <= price <= 1e9:
         raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
+    from dataclasses import asdict
+
     loaded = options.load_config(config, set_, run_dir)
     from mtrain.planning.plan import plan as make_plan
     from mtrain.planning.plan_report import plan_notes, plan_rows
 
     found = make_plan(loaded, hardware, devices, price)
     if json_:
-        print_to_stdout(json.dumps(found.to_json(), indent=1))
+        print_to_stdout(json.dumps(asdict(found), indent=1))
     else:
         lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
         lines += (terminal.wrap(note, sys.stdout) for note in plan_notes(found))

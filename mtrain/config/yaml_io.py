@@ -22,6 +22,7 @@ _CORE_SCHEMA = {
     "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 }
+_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}  # of what is written
 _TAGS = {"sequence": ["!!seq"], "mapping": ["!!map"], "scalar": ["!!str", *map("!!{}".format, _CORE_SCHEMA)]}
 
 
@@ -209,13 +210,11 @@ def to_yaml(section: Section, exclude_unset: bool = False) -> str:
     """A section as YAML that `parse_yaml` reads back to an equal section; with `exclude_unset`, without the
     keys that were not set."""
     values = section.model_dump(mode="json", exclude_unset=exclude_unset)
-    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}
-    text: str = yaml.dump(values, Dumper=_FastDumper, **options)
-    return yaml.dump(values, Dumper=_YamlDumper, **options) if "\\" in text else text
+    text: str = yaml.dump(values, Dumper=_FastDumper, **_STYLE)
+    return yaml.dump(values, Dumper=_YamlDumper, **_STYLE) if "\\" in text else text
 
 
 def to_yaml_line(value: Any) -> str:
     """A scalar, or a mapping of scalars, as YAML on one line."""
-    options: dict[str, Any] = {"Dumper": _YamlDumper, "sort_keys": False, "allow_unicode": True}
-    text: str = yaml.dump(value, default_flow_style=True, width=math.inf, **options)
+    text: str = yaml.dump(value, Dumper=_YamlDumper, default_flow_style=True, width=math.inf, **_STYLE)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -29,23 +29,6 @@ OPTIMIZER_NUMBERS = 8  # fp32 numbers that AdamW reads and writes for each param
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Peak memory of one device, in bytes."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    average: int  # of the weights, with training.ema_decay
-    activations: int
-    logits: int  # with the gradients that the loss computes early
-
-    @property
-    def total(self) -> int:
-        """The sum of all parts, in bytes."""
-        return sum(vars(self).values())
-
-
-@dataclass(frozen=True)
 class Epoch:
     """An epoch, in tokens with EOS."""
 
@@ -140,30 +123,35 @@ class Estimator:
 
     # ------------------------------------------------------------------------------------------------- memory
 
-    def memory(self) -> Memory:
-        """Peak memory, with the largest micro-batch."""
+    def memory(self) -> dict[str, int]:
+        """Peak memory in bytes, of each part and in total, with the largest micro-batch; see `memory_of`."""
         candidates = list(self.shapes)
         if not self.lengths.is_complete:  # other pairs may be as long as is possible
             candidates.append(self._largest_possible(self.micro_batch_tokens))
-        return max(map(self.memory_of, candidates), key=lambda memory: memory.total)
+        return max(map(self.memory_of, candidates), key=lambda memory: memory["total"])
 
-    def memory_of(self, shape: Shape) -> Memory:
-        """Peak memory, with a micro-batch of a shape."""
+    def memory_of(self, shape: Shape) -> dict[str, int]:
+        """Peak memory in bytes, of each part and in total, with a micro-batch of a shape.
+
+        The average is the one of the weights, with `training.ema_decay`. The logits include the gradients
+        that the loss computes early.
+        """
         workers, weights = self.device.workers, FP32 * self.parameters["total"]
         trained, loss = FP32 * self.trained_parameters, cost.loss_gradient_bytes(self.architecture, shape)
         workspace = cost.loss_workspace_bytes(self.architecture, shape, self.device)
-        return Memory(
-            weights=weights,
-            gradients=trained * workers,
-            optimizer=2 * trained,
-            average=0 if self.training.ema_decay is None else weights,
-            activations=workers * (self._activation_bytes(shape) - loss),
-            logits=workers * (loss + workspace),
-        )
+        parts = {
+            "weights": weights,
+            "gradients": trained * workers,
+            "optimizer": 2 * trained,
+            "average": 0 if self.training.ema_decay is None else weights,
+            "activations": workers * (self._activation_bytes(shape) - loss),
+            "logits": workers * (loss + workspace),
+        }
+        return {**parts, "total": sum(parts.values())}
 
-    def fits(self, memory: Memory) -> bool:
+    def fits(self, memory: dict[str, int]) -> bool:
         """Whether the device has as much memory as that."""
-        return memory.total <= self.device.hardware.usable_memory
+        return memory["total"] <= self.device.hardware.usable_memory
 
     def largest_fitting_micro_batch(self) -> int | None:
         """Halve the tokens of the micro-batch until it fits in memory. None if not even a single sentence of

@@ -31,7 +31,7 @@ class Link(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """A device. Rates are peaks, without sparsity."""
+    """A device. Rates are peaks, without sparsity; those of the hardware `measured` are 0."""
 
     name: str
     low_flops: float  # FLOP/s of matrix products in bf16 or fp16
@@ -40,7 +40,6 @@ class Hardware(NamedTuple):
     bandwidth: float  # of the memory, in bytes/s
     nvlink: float  # bytes/s in each direction, half of what NVIDIA states; 0: none
     on_cpu: bool = False
-    is_measured: bool = False  # the rates are then 0
 
     def flops(self, product_bytes: int) -> float:
         """The peak for numbers of some bytes."""
@@ -81,4 +80,4 @@ def find_hardware(name: str) -> Hardware:
         memory = available_memory(torch.device("cpu"))
         return Hardware(name, flops, flops, memory, bandwidth, 0, on_cpu=True)
     device = resolve_device("auto")
-    return Hardware(name, 0, 0, available_memory(device), 0, 0, device.type == "cpu", is_measured=True)
+    return Hardware(name, 0, 0, available_memory(device), 0, 0, device.type == "cpu")

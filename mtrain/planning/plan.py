@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,8 +32,8 @@ from mtrain.device import (
 from mtrain.errors import ModelError, StorageError
 from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.planning.cost import FP32, TrainingDevice
-from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
-from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
+from mtrain.planning.estimate import Epoch, Estimator, StepCost, StepTime
+from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, MEASURED, Hardware, find_hardware
 from mtrain.planning.random_steps import random_steps
 from mtrain.planning.scaling import Run, Work, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
@@ -67,19 +66,13 @@ class Plan:
     parameters: dict[str, int]
     epoch: Epoch
     step: StepCost
-    memory: Memory
+    memory: dict[str, int]
     device_memory: float
     usable_memory: float  # of a device, for tensors
     process_memory: float | None  # resident at peak, on a CPU, with libraries and the gaps of the heap
     fits: bool
     runs: list[Run]  # one for each kind of link; empty if steps were to be timed but do not fit in memory
     advice: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as JSON has it."""
-        values = asdict(self)
-        values["memory"]["total"] = self.memory.total
-        return values
 
 
 def plan(config: Config, hardware: str = "measured", devices: int = 1, price: float | None = None) -> Plan:
@@ -142,16 +135,19 @@ class _Planner:
             return config
         smallest = smallest_sizes(config)
 
-        def speed_of_smallest(sized: Config) -> Speed:
+        def speed_of(sized: Config) -> Speed:
+            """The speed of all devices, without communication. Raises MemoryError if memory is short, except
+            for the smallest model: the plan will say that not even this one fits."""
+            estimator = self._estimator(sized)
+            if estimator.fits(estimator.memory()):
+                time, _ = self._times(estimator, sized)
+                return Speed(estimator.step().target_tokens / sum(time), self.slowdown)
             if any(getattr(sized.model, key) != size for key, size in smallest.items()):
                 raise MemoryError
             return Speed(speed)
 
-        workload = make_workload(config, self.lengths, self._speed, speed, self.hardware.on_cpu)
-        try:
-            completed, choices = choose_values(config, workload)
-        except MemoryError:  # not even the smallest model fits, as the plan will say
-            completed, choices = choose_values(config, workload._replace(speed=speed_of_smallest))
+        workload = make_workload(config, self.lengths, speed_of, speed, self.hardware.on_cpu)
+        completed, choices = choose_values(config, workload)
         log_choices([*earlier, *choices])
         return completed
 
@@ -160,11 +156,11 @@ class _Planner:
         estimator = self._estimator(config)
         memory = estimator.memory()
         fits, runs = estimator.fits(memory), []
-        if fits or not self.hardware.is_measured:
+        if fits or self.hardware.name != MEASURED:
             work = self._work(estimator, config)
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(work, self.devices, link, price) for link in links]
-        resident = LIBRARIES + HEAP * memory.total
+        resident = LIBRARIES + HEAP * memory["total"]
         return Plan(
             hardware=self.hardware.name,
             devices=self.devices,
@@ -221,7 +217,7 @@ class _Planner:
         """The time of a step of one of the devices, and the seconds that a single device would take for the
         step, measured or predicted."""
         alone = estimator if self.devices == 1 else self._estimator(config, devices=1)
-        if not self.hardware.is_measured:
+        if self.hardware.name != MEASURED:
             return estimator.time(), sum(alone.time())
         log.info("timing some training steps")
         architecture, device = alone.architecture, self._own_device()
@@ -238,14 +234,6 @@ class _Planner:
         seconds = alone.step().target_tokens / speed.now
         self.slowdown = speed.slowdown
         return StepTime(seconds / self.devices, 0.0), seconds
-
-    def _speed(self, config: Config) -> Speed:
-        """The speed of all devices, without communication. Raises MemoryError if memory is short."""
-        estimator = self._estimator(config)
-        if not estimator.fits(estimator.memory()):
-            raise MemoryError
-        time, _ = self._times(estimator, config)
-        return Speed(estimator.step().target_tokens / sum(time), self.slowdown)
 
 
 def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:

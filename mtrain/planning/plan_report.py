@@ -43,9 +43,9 @@ def _costs(plan: Plan) -> Iterator[Row]:
 
 
 def _memory(plan: Plan) -> Iterator[Row]:
-    yield "memory per device", _bytes(plan.memory.total), _verdict(plan)
-    for part, size in vars(plan.memory).items():
-        if size:
+    yield "memory per device", _bytes(plan.memory["total"]), _verdict(plan)
+    for part, size in plan.memory.items():
+        if size and part != "total":
             yield f"  {part}", _bytes(size), ""
     if plan.process_memory is not None:
         remark = "resident at peak, with libraries and the gaps of its heap"

@@ -47,3 +47,15 @@ def to_number(value: object) -> float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
     return math.nan
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of nested JSON objects, in dotted form, and their values. A list of one object counts as
+    that object."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        [value] = value
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}".lstrip("."))
+    else:
+        yield path, value

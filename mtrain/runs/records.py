@@ -17,7 +17,7 @@ from mtrain.data.preparing.check_report import RecordedFindings, read_findings
 from mtrain.data.store.folder import VALIDATION, read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.regular_files import read_file, read_lines
-from mtrain.runs.json_records import Record, parse_json, reading, to_number
+from mtrain.runs.json_records import Record, leaves, parse_json, reading, to_number
 from mtrain.runs.metrics import Curve, read_curves, read_metrics
 from mtrain.runs.results import Result, read_results
 
@@ -176,16 +176,11 @@ def config_section(config: Record, name: str) -> Record:
 def differing_settings(configs: Sequence[Record]) -> dict[str, list[str]]:
     """The config keys, in dotted form, whose values differ between runs, and these values as text. A key that
     a run lacks has an empty value. The run folders, which always differ, are left out."""
-    flat = [_flattened(config) for config in configs]
+    flat = [{key: _shown(value) for key, value in leaves(config)} for config in configs]
     keys = dict.fromkeys(chain.from_iterable(flat))
     rows = {key: [values.get(key, "") for values in flat] for key in keys if key != "run_dir"}
     return {key: values for key, values in rows.items() if len({*values}) > 1}
 
 
-def _flattened(value: Any, path: str = "") -> dict[str, str]:
-    if isinstance(value, dict) and value:
-        parts = (_flattened(item, f"{path}.{key}".lstrip(".")) for key, item in value.items())
-        return {key: text for part in parts for key, text in part.items()}
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        return _flattened(value[0], path)
-    return {path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,6 @@
 """`mtrain fit`: prepare the run folder, the tokenizer and the data, then train."""
 
 import json
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,9 +10,10 @@ from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory, limit_onednn_cache, resolve_device
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
-from mtrain.distributed.ranks import JsonValue, Ranks
+from mtrain.distributed.ranks import Ranks
 from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.processes.stop_signals import Handler
+from mtrain.runs.json_records import leaves
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare_run import check_exports, open_prepared_run, prepare_run, require_metrics
@@ -45,7 +45,8 @@ def fit(
     fix_workspaces()
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
-        ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})
+        keys = {key: json.dumps(value) for key, value in leaves(config.model_dump(mode="json"))}
+        ranks.require_equal(keys | given)
         # The maximum of all, because torchrun on a new machine counts from zero.
         [restarts] = ranks.all_reduce_max(read_launch().restarts)
         if restarts:
@@ -90,12 +91,3 @@ def make_trainer(
     fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}
     ranks.require_equal(fingerprints)
     return Trainer(run, ranks)
-
-
-def _keys_of(values: JsonValue, path: str = "") -> Iterator[tuple[str, str]]:
-    """The keys of a config in dotted form, and their values."""
-    if isinstance(values, dict) and values:
-        for key, value in values.items():
-            yield from _keys_of(value, f"{path}.{key}".lstrip("."))
-    else:
-        yield path, json.dumps(values)

@@ -79,10 +79,10 @@ class ModelSelection:
 
     def _complete(self, work: Callable[[], bool], last: bool) -> None:
         """Do `work` once, or until it succeeds if this is the `last` time."""
-        while not (done := work()) and last:
-            pass
-        if done:
-            self.failures = 0
+        while not work():
+            if not last:
+                return
+        self.failures = 0
 
     def scores_of(self, model: AnyModel) -> Scores | ClassifierScores | None:
         """The scores of a model on the validation set, on rank 0; None on the others. Raises MtrainError or

@@ -10,7 +10,7 @@ import torch
 from mtrain.checkpoint.checkpoint import Checkpoint, load_checkpoint, restore_validation
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.sections.training import ENDING_AT_ZERO
-from mtrain.data.epochs.batching import Division, batch_order
+from mtrain.data.epochs.batching import Division
 from mtrain.data.epochs.loader import Loader, StepInput
 from mtrain.data.epochs.windows import Window, WindowPlanner
 from mtrain.device import resolve_precision
@@ -51,7 +51,7 @@ class Trainer:
         self.learner = make_learner(self.model, training, ranks)
         self.average = WeightAverage(self.model, training)
         with ranks.watched():
-            state = self._restore(run.checkpoint) if run.checkpoint else _initial_state(run)
+            state = self._restore(run.checkpoint) if run.checkpoint else run.with_inputs(TrainState())
             micro_batch = agree_on_micro_batches(config, self.corpus, self.learner, state, ranks)
         if state.micro_batch_tokens == micro_batch:
             self.learner.restore_shapes(state.fixed_shapes)
@@ -150,15 +150,6 @@ class Trainer:
             if stages <= 1:  # their epochs differ
                 planned += f", {total / window.steps_in_epoch:.1f} epochs"
             log.info("planned: %s", planned)
-
-
-def _initial_state(run: PreparedRun) -> TrainState:
-    return TrainState(
-        batch_order=batch_order(run.config.data),
-        window_layout=run.data.train.layout(),
-        data_fingerprint=run.data.fingerprint,
-        tokenizer_fingerprint=run.tokenizer.fingerprint(),
-    )
 
 
 def _make_model(run: PreparedRun, device: torch.device) -> AnyModel:

@@ -90,7 +90,7 @@ def predict(config: Config, architecture: ModelConfig) -> Costs:
     pairs = TrainingLengths(lengths, lengths, np.ones(len(lengths)), 1.0, True, 1, (1, 0), "measurement")
     device = TrainingDevice(find_hardware("cpu"), config.training.precision)
     estimator = Estimator(config, architecture, pairs, device)
-    return Costs(estimator.step().flops, estimator.memory().total)
+    return Costs(estimator.step().flops, estimator.memory()["total"])
 
 
 def measure(config: Config, architecture: ModelConfig) -> Costs:

@@ -13,12 +13,7 @@ from pathlib import Path
 
 import torch
 
-from mtrain.checkpoint.checkpoint import (
-    CheckpointTensors,
-    collect_tensors,
-    describe_random_states,
-    save_checkpoint,
-)
+from mtrain.checkpoint.checkpoint import TensorFiles, collect_tensors, describe_random_states, save_checkpoint
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
 from mtrain.device import finishes_within
@@ -86,10 +81,10 @@ class Saver:
             if self.state.validation_due:
                 self.average.average_checkpoints(Path(self.config.run_dir), self.state.step, ranks)
             averaged = self.average.weights
-            tensors = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
+            files = collect_tensors(learner.model, learner.optimizer, averaged, ranks.is_first)
         ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
         if ranks.is_first:
-            self._start_writing(tensors, last)
+            self._start_writing(files, last)
         if last or not self.in_background:
             self.settle(ranks)
 
@@ -121,31 +116,32 @@ class Saver:
             return False
         return True
 
-    def _start_writing(self, tensors: CheckpointTensors, last: bool) -> None:
+    def _start_writing(self, files: TensorFiles, last: bool) -> None:
         """Write a checkpoint in the background, or now if this is the last one or memory is short."""
         state = self._complete_state()
         if self.in_background and not last:
             try:
-                copies = [
-                    {name: x.detach().to("cpu", copy=True) for name, x in part.items()} for part in tensors
-                ]
+                copies = {
+                    file: {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
+                    for file, tensors in files.items()
+                }
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             else:
-                self._writing = self._writer.submit(self._write, CheckpointTensors(*copies), state, last)
+                self._writing = self._writer.submit(self._write, copies, state, last)
                 return
-        self._write(tensors, state, last)
+        self._write(files, state, last)
 
-    def _write(self, tensors: CheckpointTensors, state: TrainState, last: bool) -> None:
+    def _write(self, files: TensorFiles, state: TrainState, last: bool) -> None:
         run_dir, training = Path(self.config.run_dir), self.config.training
         kept, every = training.keep_checkpoints, training.checkpoint_every
         try:
             try:
-                save_checkpoint(run_dir, tensors, state, kept, every)
+                save_checkpoint(run_dir, files, state, kept, every)
             except StorageError as error:
                 log.warning("%s; trying again", error)
-                save_checkpoint(run_dir, tensors, state, kept, every)
+                save_checkpoint(run_dir, files, state, kept, every)
         except StorageError as error:
             self.failures += 1
             if last or self.failures == MAX_FAILED_SAVES:

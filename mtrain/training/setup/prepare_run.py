@@ -56,6 +56,16 @@ class PreparedRun(NamedTuple):
         checkpoint = self.checkpoint and [str(self.checkpoint.folder), self.checkpoint.state.to_json()]
         return {"config": self.config.model_dump(mode="json"), "checkpoint": checkpoint}
 
+    def with_inputs(self, state: TrainState) -> TrainState:
+        """A state of training with what identifies the tokenizer, the data and the order of its batches."""
+        return replace(
+            state,
+            tokenizer_fingerprint=self.tokenizer.fingerprint(),
+            data_fingerprint=self.data.fingerprint,
+            batch_order=batch_order(self.config.data),
+            window_layout=self.data.train.layout(state.position.starts),
+        )
+
 
 def open_prepared_run(description: JsonValue) -> PreparedRun:
     """Open a run that rank 0 has prepared and described, without writing to it. The weights of
@@ -150,13 +160,14 @@ def prepare_run(
             log_warnings(config.data, tokenizer, scanner)
         trained_on = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
         data = prepare_data(config.data, tokenizer, folder, config.seed, trained_on, scanner, workers)
-    if checkpoint:
-        state = _accept_changes(checkpoint.state, tokenizer, data, batch_order(config.data))
-        if saved and config.model.alignment_head and not saved.model.alignment_head:
-            state = replace(state, validation_fingerprint=NO_HEAD)
-        checkpoint = checkpoint._replace(state=state)
     choices = vocab_size_choice(config) if adapt_vocab_size else []
-    return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
+    run = PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
+    if checkpoint is None:
+        return run
+    state = _accept_changes(checkpoint.state, run.with_inputs(checkpoint.state))
+    if saved and config.model.alignment_head and not saved.model.alignment_head:
+        state = replace(state, validation_fingerprint=NO_HEAD)
+    return run._replace(checkpoint=checkpoint._replace(state=state))
 
 
 def _require_languages(data: DataConfig, tokenizer: Tokenizer) -> None:
@@ -172,21 +183,15 @@ def _require_languages(data: DataConfig, tokenizer: Tokenizer) -> None:
             raise UsageError(f"{name}: {error}") from None
 
 
-def _accept_changes(state: TrainState, tokenizer: Tokenizer, data: PreparedData, order: int) -> TrainState:
-    """The state of a checkpoint, adapted to a tokenizer, data or order of batches that has changed since."""
-    adapted = replace(
-        state,
-        tokenizer_fingerprint=tokenizer.fingerprint(),
-        data_fingerprint=data.fingerprint,
-        batch_order=order,
-        window_layout=data.train.layout(state.position.starts),
-    )
+def _accept_changes(state: TrainState, adapted: TrainState) -> TrainState:
+    """The state of a checkpoint, `adapted` to the inputs of the run. If the data or the order of its batches
+    has changed since, the epoch begins again."""
     if state.tokenizer_fingerprint != adapted.tokenizer_fingerprint:
         log.warning("the tokenizer has changed; the model was trained with another vocabulary")
     reason = None
     if state.data_fingerprint != adapted.data_fingerprint:
         reason = "the training data has changed"
-    elif state.batch_order != order:
+    elif state.batch_order != adapted.batch_order:
         cause = "another version of mtrain, or data.subword_sampling"
         reason = f"data: the order of batches has changed ({cause})"
     elif state.window_layout != adapted.window_layout:

@@ -6,7 +6,6 @@ of that model, except for dropout rates, `model.alignment_head`, the decoding se
 are learned, `data.max_length`.
 """
 
-import logging
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -36,8 +35,6 @@ from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.build import AnyModel
 from mtrain.storage.manifest import read_json
-
-log = logging.getLogger(__name__)
 
 _MAY_DIFFER = re.compile(r"model\.(\w*dropout|alignment_head)|decoding\.\w+")
 Values = dict[str, dict[str, Any]]  # by section and key

@@ -14,7 +14,7 @@ from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import RUN_HEADER, describe_ancestor, has_run_config
 from mtrain.config.choices import Choice
 from mtrain.config.schema import Config
-from mtrain.config.sections.corpora import Holdout
+from mtrain.config.sections.corpora import CORPUS_KINDS, Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.yaml_io import to_yaml, to_yaml_line
 from mtrain.data.preparing.encode_folder import LOCK
@@ -37,7 +37,6 @@ _MAY_CHANGE = re.compile(
     r"keep_checkpoints|log_every|parallel|cuda_graphs|precision|patience)"
 )
 _CORPUS = re.compile(r"data\.(train|validation)(\[\d+\])?(\.(?!weight$).+)?")
-_CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "sacrebleu", "toy", "holdout")
 _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
     *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
@@ -257,7 +256,8 @@ def _format_value(value: Any) -> str:
     """A value of the config as in YAML: for a corpus, the names of its files; for another section, the keys
     that are set."""
     if isinstance(value, dict):
-        if files := [value[key] for key in _CORPUS_KEYS if value.get(key) is not None]:
+        named = (part for key, part in value.items() if key in CORPUS_KINDS or key == "target")
+        if files := [file for file in named if file is not None]:
             return " and ".join(map(_format_value, files))
         if any(isinstance(part, dict) for part in value.values()):  # test sets by name
             return " and ".join(_format_value(value[key]) for key in sorted(value))

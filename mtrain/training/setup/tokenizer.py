@@ -75,10 +75,11 @@ def prepare_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of the run. If there is none, learn it from the training text or copy `tokenizer.path`.
 
-    With `adapt_vocab_size`, a `vocab_size` that does not fit the text is replaced (see `train_tokenizer`),
-    and an existing tokenizer keeps its size. Raises UsageError if the existing tokenizer was
-    learned with other settings, or if checkpoints need the one that `force` would replace; ModelError if
-    checkpoints need a tokenizer that is missing.
+    The config is resolved: unless with `force`, it has the automatic vocabulary size of a tokenizer that
+    exists. With `adapt_vocab_size`, a `vocab_size` that does not fit the text is replaced (see
+    `train_tokenizer`). Raises UsageError if the existing tokenizer was learned with other settings, or if
+    checkpoints need the one that `force` would replace; ModelError if checkpoints need a tokenizer that is
+    missing.
     """
     run_dir, shared = Path(config.run_dir), shared_tokenizer(config.data)
     folder, copies = run_dir / "tokenizer", run_dir / "model" / "tokenizer"
@@ -89,7 +90,7 @@ def prepare_tokenizer(
     if force and shared:
         raise UsageError(f"{shared}: may be in use by other runs; give another data.folder")
     if (folder / _SETTINGS).exists() and not force:
-        if _with_learned_size(config.tokenizer, folder, adapt_vocab_size) != tokenizer_settings(folder):
+        if config.tokenizer != tokenizer_settings(folder):
             cure = "give another --run-dir" if trained else "replace it with `mtrain tokenize CONFIG --force`"
             raise UsageError(f"{folder}: was learned with other tokenizer settings; restore them, or {cure}")
         if not trained and not shared:
@@ -130,7 +131,6 @@ def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_
     """Write a tokenizer into an empty folder: a copy, or one that is learned."""
     settings, shared = config.tokenizer, shared_tokenizer(config.data)
     if shared is not None:
-        settings = _with_learned_size(settings, shared, adapt_vocab_size)
         _require_same_tokenizer(settings, shared)
         copy_files(shared, folder, {MANIFEST})
     elif settings.path is None:
@@ -159,14 +159,6 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
         lambda: with_cases(text.side(0, weights), source, augment, config.seed),
         lambda: with_cases(text.side(1, weights), target, augment, config.seed),
     )
-
-
-def _with_learned_size(settings: TokenizerConfig, folder: Path, adapt_vocab_size: bool) -> TokenizerConfig:
-    """The settings; if `adapt_vocab_size`, with the vocabulary size of the tokenizer in `folder`, which was
-    chosen from another corpus or budget, or adapted."""
-    if not adapt_vocab_size:
-        return settings
-    return settings.model_copy(update={"vocab_size": tokenizer_settings(folder).vocab_size})
 
 
 def _require_same_tokenizer(settings: TokenizerConfig, shared: Path) -> None:

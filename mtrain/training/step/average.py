@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from mtrain.checkpoint.checkpoint import checkpoint_folders, verify_checkpoint
+from mtrain.checkpoint.checkpoint import AVERAGE, checkpoint_folders, verify_checkpoint
 from mtrain.checkpoint.tensors import load_tensors, model_without_weights
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
@@ -54,7 +54,7 @@ class WeightAverage:
 
     def load(self, folder: Path) -> None:
         """Restore the average from a checkpoint. Raises ModelError if its tensors do not fit the model."""
-        file = folder / "average.safetensors"
+        file = folder / AVERAGE
         if self.decay is None and not (self.count > 1 and file.exists()):
             return
         tensors, parameters = load_tensors(file), dict(self.model.named_parameters())

@@ -101,20 +101,21 @@ def estimator(training=None, memory=10**12, share=1.0, length=20, devices=1) -> 
 
 def test_frozen_parts_have_no_gradients_and_no_moments():
     trained, frozen = estimator().memory(), estimator({"freeze": ["embeddings", "encoder"]}).memory()
-    assert frozen.weights == trained.weights == trained.gradients
+    assert frozen["weights"] == trained["weights"] == trained["gradients"]
     parameters = count_parameters(estimator().architecture)
-    assert frozen.gradients == 4 * parameters["decoder"] and frozen.optimizer == 2 * frozen.gradients
+    assert frozen["gradients"] == 4 * parameters["decoder"]
+    assert frozen["optimizer"] == 2 * frozen["gradients"]
 
 
 def test_other_pairs_may_be_as_long_as_is_possible():
     whole, part = estimator(), estimator(share=0.5)
     assert (whole.longest, part.longest) == (20, 32)
-    assert part.memory().activations > whole.memory().activations
+    assert part.memory()["activations"] > whole.memory()["activations"]
     assert part.epoch().steps == 2 * whole.epoch().steps and part.epoch().pairs == 128
 
 
 def test_an_automatic_micro_batch_is_reduced_until_it_fits():
-    needed = estimator().memory().total
+    needed = estimator().memory()["total"]
     automatic = {"micro_batch_tokens": "auto"}
     sizes = [estimator(automatic, memory).micro_batch_tokens for memory in (10 * needed, needed, needed // 4)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 64 * 32 and sizes[2] < sizes[0]
@@ -122,7 +123,7 @@ def test_an_automatic_micro_batch_is_reduced_until_it_fits():
 
 def test_the_largest_micro_batch_that_fits_is_found():
     roomy = estimator()
-    needed = roomy.memory().total
+    needed = roomy.memory()["total"]
     short = estimator(memory=needed)  # of which a part is reserved
     assert roomy.fits(roomy.memory()) and not short.fits(short.memory())
     smaller = short.largest_fitting_micro_batch()
@@ -137,6 +138,6 @@ def test_the_largest_micro_batch_that_fits_is_found():
 
 def test_devices_divide_the_batch():
     one, four = (estimator(share=0.5, devices=devices) for devices in (1, 4))
-    assert 3 < one.memory().activations / four.memory().activations < 4  # both copy the weights to bf16
+    assert 3 < one.memory()["activations"] / four.memory()["activations"] < 4  # both copy the weights to bf16
     assert one.step().flops == pytest.approx(four.step().flops)
     assert one.step().micro_batches == four.step().micro_batches == 1

@@ -181,9 +181,8 @@ def test_a_run_continues_with_or_without_graphs(first, second, tmp_path):
     before = first(make_model(), make_recipe())
     for number in range(3):
         take(before, number)
-    tensors = collect_tensors(before.model, before.optimizer, {})
-    save_file(tensors.weights, tmp_path / "model.safetensors")
-    save_file(tensors.moments, tmp_path / "optimizer.safetensors")
+    for file, tensors in collect_tensors(before.model, before.optimizer, {}).items():
+        save_file(tensors, tmp_path / file)
     rng = {kind: state.numpy().tobytes().hex() for kind, state in random_states(CPU).items()}
     after = second(make_model(), make_recipe())
     load_checkpoint(Checkpoint(tmp_path, TrainState(rng=rng)), after.model, after.optimizer)
