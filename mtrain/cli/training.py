@@ -101,9 +101,9 @@ def plan(
     """
     if price is not None and not 0 <= price <= 1e9:
         raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
+    loaded = options.load_config(config, set_, run_dir)
     from dataclasses import asdict
 
-    loaded = options.load_config(config, set_, run_dir)
     from mtrain.planning.plan import plan as make_plan
     from mtrain.planning.plan_report import plan_notes, plan_rows
 
