@@ -8,6 +8,7 @@ of a step is the time of its computation, plus the part of the communication tha
 
 from dataclasses import dataclass
 
+from mtrain.config.fine_tuning_recipe import USEFUL_SHARE
 from mtrain.config.recipe import useful_epochs
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.planning.estimate import Epoch, StepCost, StepTime
@@ -91,6 +92,6 @@ def planned_steps(training: TrainingConfig, epoch: Epoch, step_seconds: float) -
         steps = max(1, round(training.max_minutes * 60 / step_seconds))
         limits.append((steps, f"max_minutes {training.max_minutes:g}"))
     if not limits:
-        epochs = useful_epochs(epoch.pairs)
+        epochs = useful_epochs(epoch.pairs) * (USEFUL_SHARE if training.init_from else 1)
         limits.append((max(1, round(epochs * epoch.steps)), f"none is given; {epochs:.0f} epochs assumed"))
     return min(limits)

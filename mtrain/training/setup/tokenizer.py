@@ -180,18 +180,17 @@ def learns_tokenizer(config: Config) -> bool:
 
 
 def existing_tokenizer(config: Config) -> Tokenizer | None:
-    """The tokenizer of the run, of `data.folder` or of `tokenizer.path`, if it exists already."""
-    folder = find_tokenizer(config)
-    if folder is None and config.tokenizer.path is not None:
-        folder = tokenizer_folder(Path(config.tokenizer.path))
+    """The tokenizer of the run, of `data.folder`, of `tokenizer.path`, or of the model that training starts
+    from, if it exists already. `config` need not be resolved."""
+    folder, reused = find_tokenizer(config), config.tokenizer.path or config.training.init_from
+    if folder is None and reused is not None:
+        folder = tokenizer_folder(Path(reused))
     return None if folder is None else Tokenizer(folder)
 
 
 def tokenizer_normalizers(config: Config) -> Normalizers:
     """The normalizers of the sides of a run's tokenizer, also if it is yet to be learned. `config` need not
     be resolved."""
-    reused = config.tokenizer.path or config.training.init_from
-    if reused is None:
+    if (tokenizer := existing_tokenizer(config)) is None:
         return [make_normalizer(config.tokenizer.normalization)] * 2
-    tokenizer = Tokenizer(find_tokenizer(config) or tokenizer_folder(Path(reused)))
     return [side.normalizer() for side in (tokenizer.source, tokenizer.target)]

@@ -60,6 +60,7 @@ def test_efficiency_counts_the_update_that_every_device_repeats():
         ({"max_steps": 500, "max_epochs": 3, "max_minutes": 2.0}, 240, "max_minutes 2"),
         ({"max_minutes": 0.001}, 1, "max_minutes 0.001"),
         ({}, 6000, "none is given; 60 epochs assumed"),
+        ({"init_from": "runs/first"}, 1500, "none is given; 15 epochs assumed"),
     ],
 )
 def test_the_first_limit_ends_the_run(limits, steps, limit):

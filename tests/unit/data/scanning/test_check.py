@@ -433,12 +433,18 @@ def test_characters_that_normalization_changes_are_listed(corpora, mtrain, tmp_p
 
 
 @pytest.mark.parametrize(("rule", "count"), [("nfkc", 1), ("identity", 0)])
-def test_the_normalization_of_a_reused_tokenizer_counts(corpora, caplog, tmp_path, rule: str, count: int):
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_normalization_of_an_existing_tokenizer_counts(
+    corpora, caplog, tmp_path, rule: str, count: int, is_own: bool
+):
     config = corpora([*GOOD, ("one…", "one…")])
     tokenizer = config.tokenizer.model_copy(update={"normalization": rule})
     tokenize(config.model_copy(update={"tokenizer": tokenizer}))
     settings = config.model_dump(mode="json", exclude_unset=True)
-    settings |= {"tokenizer": {"path": config.run_dir}, "run_dir": str(tmp_path / "second")}
+    if is_own:  # what the config does not say comes from the tokenizer
+        settings |= {"tokenizer": {}, "model": {"preset": "auto"}}
+    else:
+        settings |= {"tokenizer": {"path": config.run_dir}, "run_dir": str(tmp_path / "second")}
     prepare_only(Config.model_validate(settings))
     message = (
         "data: normalization changes 1 target character, which the model can never write: … → ... (1); only"
