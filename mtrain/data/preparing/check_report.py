@@ -3,7 +3,7 @@
 import json
 import logging
 import unicodedata
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -97,14 +97,6 @@ def read_findings(folder: Path) -> RecordedFindings | None:
         return None
     try:
         findings = _RECORD.validate_json(text)
-        shapes: list[tuple[Sized, ...]] = [
-            (*findings.lengths, LENGTH_LABELS),
-            (findings.ratios, RATIO_LABELS),
-        ]
-        if findings.segmentation is not None:
-            shapes.append((findings.segmentation.tokens_per_word, findings.segmentation.unknown, (0, 1)))
-        if any(len({*map(len, lists)}) > 1 for lists in shapes):
-            raise ValueError("a list has another length")
     except ValueError:
         log.warning("%s: damaged; the report will lack the findings of the data check", file)
         return None

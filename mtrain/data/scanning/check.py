@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from mtrain.config.languages import scripts_of_language
 from mtrain.config.sections.corpora import Corpus, Holdout, TsvCorpus
@@ -40,6 +43,11 @@ SIDES = ("source", "target")
 SCRIPT_PAIRS = 1000  # the first pairs of the corpus, or of a sample, which determine its scripts
 DISTINCT = 4_000_000  # pairs whose hashes are kept, of 8 bytes each; the duplicates of more are estimated
 
+# Lists of a fixed length, which is verified when recorded findings are read.
+LengthCounts = Annotated[list[int], Field(min_length=len(LENGTH_BINS), max_length=len(LENGTH_BINS))]
+RatioCounts = Annotated[list[int], Field(min_length=len(RATIO_BINS), max_length=len(RATIO_BINS))]
+OfSides = Annotated[list[float], Field(min_length=2, max_length=2)]  # source, target
+
 
 @dataclass
 class PairCounts:
@@ -64,8 +72,8 @@ class Segmentation:
 
     pairs: int
     too_long: int
-    tokens_per_word: list[float]  # source, target
-    unknown: list[float]  # source, target: share of tokens that are <unk> or bytes
+    tokens_per_word: OfSides
+    unknown: OfSides  # share of tokens that are <unk> or bytes
 
 
 @dataclass
@@ -89,8 +97,8 @@ class Findings:
     duplicates: int  # training pairs that repeat an earlier one
     duplicates_error: int  # the standard error of this number; 0 if it is exact
     leaks: dict[str, Leak]
-    lengths: tuple[list[int], list[int]]  # training pairs by words of source and target, in LENGTH_BINS
-    ratios: list[int]  # in RATIO_BINS
+    lengths: tuple[LengthCounts, LengthCounts]  # training pairs by words of source and target
+    ratios: RatioCounts  # training pairs by target characters / source characters
     scripts: tuple[str, str]  # of source and target
     suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
