@@ -51,7 +51,7 @@ class ScanTask(NamedTuple):
     corpus: int  # index, from 0
     raw: RawBlock
     threshold: int  # of the text sample
-    max_digest: str  # of pairs to hold out
+    max_digest: bytes  # of pairs to hold out
 
 
 class ScannedBlock(NamedTuple):
