@@ -122,7 +122,7 @@ class FolderEncoder(NamedTuple):
         summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}
         folder.write_summary({**summary, **kept})
         # Recorded now, because a resumed encoding does not check the text again.
-        if self.scanner.checks and (findings := self.scanner.result.findings):
+        if self.scanner.check and (findings := self.scanner.result.findings):
             record_findings(folder, findings, self.data.bad_lines)
 
     def _write_pairs(self) -> dict[str, Any]:

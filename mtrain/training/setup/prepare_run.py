@@ -146,7 +146,7 @@ def prepare_run(
             raise UsageError(f"{config.run_dir}: {reason}; {cure}")
         if checkpoint is None:
             record_initial_model(folder.run_dir, initial_model, config.training.init_from)
-        if scanner.checks:
+        if scanner.check:
             log_warnings(config.data, tokenizer, scanner)
         trained_on = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
         data = prepare_data(config.data, tokenizer, folder, config.seed, trained_on, scanner, workers)
