@@ -175,7 +175,7 @@ class DataCheck:
         for total, changes in zip(self._changes.values(), block.changes, strict=True):
             total.update(changes)
         for excerpt in block.excerpts:
-            self._sides[corpus].add(*excerpt)
+            self._sides[corpus].add(excerpt)
         for sums, counts in zip((*found.lengths, found.ratios), (*block.lengths, block.ratios), strict=True):
             sums[:] = [old + new for old, new in zip(sums, counts, strict=True)]
         for kind, (count, places) in block.suspicious.items():
