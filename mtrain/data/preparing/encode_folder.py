@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,9 +211,9 @@ class FolderEncoder(NamedTuple):
             held_out = frozenset(pair.source for pair in validation)
             if self.data.has_several_directions:
                 held_out |= {pair.target for pair in validation}
-        encoder = Encoder(self.data, self.tokenizer, held_out)
+        make_encoder = partial(Encoder, self.data, self.tokenizer, held_out)
         rejections, scanner = self._open_rejections(), self.scanner
-        writer = ShardWriter(scanner.files, scanner.seed, encoder, self.folder, replaced, rejections)
+        writer = ShardWriter(scanner.files, scanner.seed, make_encoder, self.folder, replaced, rejections)
         is_large = self.folder.summary["pairs"] >= SHARD  # starting a process takes a second
         return writer.write(self.workers or (count_cores() if is_large else 1))
 

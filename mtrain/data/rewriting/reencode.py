@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import cached_property, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +74,7 @@ class Reencoder:
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
         self._seed = seed
         self._block = BlockReencoder(data, tokenizer, seed)
-        self._prepare = partial(_prepare, data, tokenizer.files[0].parent.resolve(), seed)
+        self._prepare = partial(_prepare, data, tokenizer, seed)
         self._calls = 0
 
     def __call__(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
@@ -138,10 +137,8 @@ def _from_pairs(pairs: Sequence[EncodedPair]) -> Sides:
     return Rows.from_lists(sources), Rows.from_lists(targets)
 
 
-def _prepare(data: DataConfig, tokenizer_folder: Path, seed: int) -> Callable[[ReencodeTask], Sides]:
+def _prepare(data: DataConfig, tokenizer: Tokenizer, seed: int) -> Callable[[ReencodeTask], Sides]:
     """The function that encodes a block in a worker process."""
-    tokenizer = Tokenizer(tokenizer_folder)
-    tokenizer.set_threads(1)
     reencode = BlockReencoder(data, tokenizer, seed)
     has_low_priority = not hasattr(os, "nice")  # on Windows
 
