@@ -207,10 +207,10 @@ class ShardWriter:
             info = Shard(shard_file(self.folder.path, index)).info
         except ModelError:
             return None
-        made_from = (info.fingerprint, info.corpus, info.first)
-        made_as = (info.layout, info.capacity, info.buckets)
-        is_wanted = made_from == (self.folder.summary["fingerprint"], corpus, position.first)
-        return info if is_wanted and made_as == (LAYOUT, SHARD, self.folder.summary["buckets"]) else None
+        summary = self.folder.summary
+        found = info.layout, info.capacity, info.buckets, info.fingerprint, info.corpus, info.first
+        wanted = LAYOUT, SHARD, summary["buckets"], summary["fingerprint"], corpus, position.first
+        return info if found == wanted else None
 
     def _write(self, last: EncodingTask, blocks: list[EncodedBlock]) -> ShardInfo:
         """Write the shard of the given blocks; `last` is the task of the last one."""
