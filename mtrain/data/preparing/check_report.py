@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
-from mtrain.data.scanning.check import Findings, count_tag_ids, segment
+from mtrain.data.scanning.check import Findings, segment
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CHECK, DataFolder, read_summary
 from mtrain.duration import format_duration
@@ -55,8 +55,7 @@ def check_data(data: DataConfig, tokenizer: Tokenizer | None, scanner: CorpusSca
     usable = (pair for pair in scan.text.pairs() if not any(map(is_blank, pair)))
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
-        tags = count_tag_ids(data, tokenizer)
-        findings.segmentation = segment(sample, tokenizer, data.max_length, tags)
+        findings.segmentation = segment(sample, tokenizer, data)
     return findings
 
 

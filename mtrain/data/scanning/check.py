@@ -251,15 +251,13 @@ def count_tag_ids(data: DataConfig, tokenizer: Tokenizer) -> tuple[int, int]:
     return tokenizer.tags_of(data.direction_of(data.train[0]), data.language_tags).counts
 
 
-def segment(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tags: tuple[int, int] = (0, 0)
-) -> Segmentation:
-    """Segment a sample of the training pairs, to whose sides some ids of `tags` will be added."""
+def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, data: DataConfig) -> Segmentation:
+    """Segment a sample of the training pairs."""
     texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
     sides = tokenizer.encode_source(texts[0]), tokenizer.encode_target(texts[1])
-    added = [1 + count for count in tags]
+    added = [1 + count for count in count_tag_ids(data, tokenizer)]
     lengths = ((len(a) + added[0], len(b) + added[1]) for a, b in zip(*sides, strict=True))
-    too_long = sum(are_too_long(*both, max_length) for both in lengths)
+    too_long = sum(are_too_long(*both, data.max_length) for both in lengths)
     found = Segmentation(len(pairs), too_long, [], [])
     for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):
         tokens, unlearned = sum(map(len, rows)), vocabulary.unlearned()
