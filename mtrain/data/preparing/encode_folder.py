@@ -58,7 +58,6 @@ class FolderEncoder(NamedTuple):
     folder: DataFolder
     scanner: CorpusScanner
     inputs: Inputs
-    workers: int | None
 
     def encode(self) -> None:
         """Encode everything, and complete the summary of the folder. An encoding from the same inputs is
@@ -215,7 +214,7 @@ class FolderEncoder(NamedTuple):
         rejections, scanner = self._open_rejections(), self.scanner
         writer = ShardWriter(scanner.files, scanner.seed, make_encoder, self.folder, replaced, rejections)
         is_large = self.folder.summary["pairs"] >= SHARD  # starting a process takes a second
-        return writer.write(self.workers or (count_cores() if is_large else 1))
+        return writer.write(scanner.workers or (count_cores() if is_large else 1))
 
 
 def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> Summary:

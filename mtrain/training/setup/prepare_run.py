@@ -79,7 +79,7 @@ def open_prepared_run(description: JsonValue) -> PreparedRun:
 def prepare_only(config: Config, workers: int | None = None) -> Path:
     """Create the run folder, its tokenizer and its encoded data. Returns the path of the data folder.
 
-    `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
+    `workers` is as in `CorpusScanner`. Raises the errors of `mtrain.errors`.
     """
     check_exports(config)
     folder = DataFolder.of_run(config.data, Path(config.run_dir))
@@ -149,7 +149,7 @@ def prepare_run(
         if scanner.check:
             log_warnings(config.data, tokenizer, scanner)
         trained_on = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-        data = prepare_data(config.data, tokenizer, folder, config.seed, trained_on, scanner, workers)
+        data = prepare_data(config.data, tokenizer, folder, scanner, config.seed, trained_on)
     if checkpoint:
         state = _accept_changes(checkpoint.state, tokenizer, data, batch_order(config.data))
         if saved and config.model.alignment_head and not saved.model.alignment_head:
