@@ -8,7 +8,7 @@ Many pairs are therefore encoded in worker processes.
 import os
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -47,9 +47,8 @@ class BlockReencoder:
         self.augment = None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
         self._samplers: list[Resegment] = []
         if (strength := data.subword_sampling) is not None:
-            self._samplers = [make_resegment(tokenizer.source, strength)] * 2
-            if tokenizer.target is not tokenizer.source:
-                self._samplers[1] = make_resegment(tokenizer.target, strength)
+            sampler = cache(partial(make_resegment, strength=strength))  # of a vocabulary, perhaps joint
+            self._samplers = [sampler(tokenizer.source), sampler(tokenizer.target)]
         self._has_low_priority = not hasattr(os, "nice")  # on Windows
 
     def __call__(self, task: ReencodeTask) -> Sides:
