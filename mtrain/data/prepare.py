@@ -84,15 +84,14 @@ def prepare_data(
     data: DataConfig,
     tokenizer: Tokenizer,
     folder: DataFolder,
+    scanner: CorpusScanner,
     seed: int,
     trained_on: str | None = None,
-    scanner: CorpusScanner | None = None,
-    workers: int | None = None,
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed. An
     interrupted encoding is resumed, and only what is missing or damaged is encoded again. The result does
-    not depend on the number of `workers`, the processes that encode; None is one for each core if the corpus
-    is large.
+    not depend on the number of processes that encode, the `workers` of the scanner; None is one for each core
+    if the corpus is large.
 
     In a shared folder, other inputs are an error, because other runs may use the folder. The seed with which
     the folder was begun is used.
@@ -102,7 +101,6 @@ def prepare_data(
     encoded, or if no training pair is left; UsageError if a shared folder was prepared with other settings;
     StorageError if the folder cannot be written.
     """
-    scanner = scanner or make_scanner(data, folder, seed)
     if folder.unusable:
         log.warning("%s; encoding the corpus again", folder.unusable)
     inputs = Inputs(describe_settings(data, tokenizer, scanner.seed), scanner.files.content_hashes)
@@ -117,7 +115,7 @@ def prepare_data(
             "written; restore it, resume with `mtrain fit --allow-data-change`, or start another run with "
             "--run-dir"
         )
-    encoder = FolderEncoder(data, tokenizer, folder, scanner, inputs, workers)
+    encoder = FolderEncoder(data, tokenizer, folder, scanner, inputs)
     if folder.inputs != inputs or not folder.is_complete:
         encoder.encode()
     buckets = _buckets_to_verify(folder.summary, data.window_pairs)

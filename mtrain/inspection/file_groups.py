@@ -159,14 +159,12 @@ def find_siblings(train: Group) -> Roles:
     `train`, such as `val.en` or `test_2016.en` beside `train.en`. At most one group for validation."""
     by_file = [_replacements(Path(file)) for file in train.files]
     common = [words for words in by_file[0] if all(words in found for found in by_file)]
-    roles = Roles([], [], [])
+    validation, test = list[Group](), list[Group]()
     for words in sorted(common, key=lambda words: (len(words), words)):
         group = Group(tuple(str(found[words]) for found in by_file), train.languages)
         is_validation = _ROLES[words_of(words)[0].lower()] == "validation"
-        kind = roles.validation if is_validation else roles.test
-        if kind is roles.test or not roles.validation:
-            kind.append(group)
-    return roles
+        (validation if is_validation else test).append(group)
+    return Roles([], validation[:1], test)
 
 
 def _replacements(path: Path) -> dict[str, Path]:

@@ -52,7 +52,7 @@ def read_table(file: Path, kind: TableKind) -> Table:
     if kind == "jsonl":
         records = _json_records(file)
     else:  # a row that is not valid UTF-8 has no strings
-        records = chain.from_iterable(rows for _, _, rows in read_parquet([file], None, SAMPLE))
+        records = chain.from_iterable(rows for _, _, rows in read_parquet([file], [], SAMPLE))
     texts: dict[str, list[str]] = {}
     for record in islice(records, SAMPLE):
         for field, text in _strings(record):

@@ -36,7 +36,8 @@ class BpeSampler:
             for cut in range(1, len(name))
             if name[:cut] in by_name and name[cut:] in by_name
         )
-        self._pairs, self._numbers = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+        # The last one is greater than all pairs.
+        self._pairs, self._numbers = np.array([*pairs, (_NONE, _NONE)], np.int64).T.copy()
 
     def __call__(self, words: Rows, generator: np.random.Generator) -> Rows:
         """New segmentations of words, which are rows of pieces."""
@@ -89,8 +90,6 @@ class BpeSampler:
 
     def _find(self, left: Indices, right: Indices) -> Indices:
         """The number of the merge of two pieces."""
-        if not len(self._pairs):
-            return np.full(left.shape, _NONE)
         keys = left << 32 | right
-        found = np.minimum(np.searchsorted(self._pairs, keys), len(self._pairs) - 1)
+        found = np.searchsorted(self._pairs, keys)
         return np.where(self._pairs[found] == keys, self._numbers[found], _NONE)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,14 +31,6 @@ _RUN = regex.compile(rf"(?V1){SPACE}?[\p{{Nd}}&&\P{{Script=Common}}]+|[\P{{Nd}}|
 Integers = npt.NDArray[np.int64]
 
 
-class _Repeated(NamedTuple):
-    """Strings of one length that occur at least twice."""
-
-    starts: Integers  # one place of each string in the text
-    counts: Integers
-    length: int
-
-
 def write_seeds(sentences: Iterable[str], normalization: str, count: int, file: Path) -> None:
     """Write candidates for pieces to `file`, in the format of SentencePiece's `seed_sentencepieces_file`.
 
@@ -54,10 +45,8 @@ def write_seeds(sentences: Iterable[str], normalization: str, count: int, file: 
     alphabet, letters = np.unique(code_points(text), return_inverse=True)
     letters[np.isin(alphabet, _SEPARATORS)[letters]] = 0
     sizes = np.array([len(run) + 1 for run, _ in runs], np.int64)
-    found = list(_find_repeated(letters, np.repeat([count for _, count in runs], sizes)))
-    starts = np.concatenate([each.starts for each in found])
-    counts = np.concatenate([each.counts for each in found])
-    lengths = np.repeat([each.length for each in found], [len(each.starts) for each in found])
+    found = _find_repeated(letters, np.repeat([count for _, count in runs], sizes))
+    starts, counts, lengths = map(np.concatenate, zip(*found, strict=True))
     best = np.argsort(-counts * lengths, kind="stable")[:count]
     with file.open("w", encoding="utf-8", newline="\n") as stream:
         for start, length, number in zip(starts[best], lengths[best], counts[best], strict=True):
@@ -83,9 +72,9 @@ def _choose(words: Counter[str]) -> dict[str, int]:
     return dict(list(words.items())[::step])
 
 
-def _find_repeated(letters: Integers, weights: Integers) -> Iterator[_Repeated]:
-    """Yield the repeated strings of each length up to `LONGEST` in a text of `letters`, where the string at
-    each place counts `weights` times."""
+def _find_repeated(letters: Integers, weights: Integers) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Yield the strings of each length up to `LONGEST` that occur at least twice in a text of `letters`,
+    where the string at each place counts `weights` times: one place of each, their counts and lengths."""
     size = int(letters.max(initial=0)) + 1
     starts = np.flatnonzero(letters)
     strings = letters[starts]  # the string at each start, as a number
@@ -98,7 +87,8 @@ def _find_repeated(letters: Integers, weights: Integers) -> Iterator[_Repeated]:
         )
         counts = np.bincount(strings, weights[starts], minlength=len(first)).astype(np.int64)
         are_repeated = counts > 1
-        yield _Repeated(starts[first[are_repeated]], counts[are_repeated], length)
+        places = starts[first[are_repeated]]
+        yield places, counts[are_repeated], np.full(len(places), length)
         # No longer string that begins with a rare one is repeated.
         kept = are_repeated[strings]
         starts = starts[kept]

@@ -40,11 +40,11 @@ class Tokenizer:
     same piece on both sides.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, threads: int | None = None):
         """Load a `tokenizer/` folder: `joint.model`, or `source.model` and `target.model`. If the ids are not
         SentencePiece's, `vocab.json`, or `source_vocab.json` and `target_vocab.json`, hold the id of each
-        piece, and `languages.json` the `languages` of `Vocabulary`. Raises ModelError if a file is missing or
-        malformed."""
+        piece, and `languages.json` the `languages` of `Vocabulary`. Text is encoded with `threads` threads,
+        by default one for each core. Raises ModelError if a file is missing or malformed."""
         models, mappings, languages = vocabulary_files(folder)
         self.files = [*models, *mappings, *languages]
         self.joint = len(mappings or models) == 1
@@ -58,6 +58,13 @@ class Tokenizer:
         # Padding is masked, so its id may be any that both vocabularies have. BOS comes from the
         # target, because sources have none.
         self.special = target._replace(pad=min(source.pad, target.pad))
+        if threads:
+            self.set_threads(threads)
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Path, int]]:
+        """A worker process that a tokenizer is sent to loads its folder again, and encodes with one thread,
+        because there is a worker for each core."""
+        return Tokenizer, (self.files[0].parent.resolve(), 1)
 
     def set_threads(self, count: int) -> None:
         """Encode with `count` threads instead of one for each core."""

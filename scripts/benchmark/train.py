@@ -18,7 +18,7 @@ from mtrain.config.load import load_config
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
-from mtrain.data.prepare import prepare_data
+from mtrain.data.prepare import make_scanner, prepare_data
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.store.folder import DataFolder
 from mtrain.data.store.shards import EncodedCorpus
@@ -66,7 +66,9 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
     """Make the tokenizer, the encoded corpus and the file of streams, and return the job of all tools."""
     tokenizer, run_dir = tokenize(config), Path(config.run_dir)
     config = load_config(run_dir / "config.yaml")
-    data = prepare_data(config.data, tokenizer, DataFolder(run_dir / "data", run_dir), config.seed)
+    folder = DataFolder(run_dir / "data", run_dir)
+    scanner = make_scanner(config.data, folder, config.seed)
+    data = prepare_data(config.data, tokenizer, folder, scanner, config.seed)
     if is_incomplete(config):
         config = complete_config(config, tokenizer, data, Ranks(device))
         write_config(config)

@@ -68,9 +68,14 @@ def prepare_data(
     workers: int | None = None,
     run_dir: Path | None = None,
 ) -> PreparedData:
-    """Open a data folder, by default `RUN/data`, and call the function of the same name."""
+    """Open a data folder, by default `RUN/data`, and call the function of the same name. The text is scanned
+    in this process, also if `workers` encode it."""
     opened = DataFolder(folder, run_dir or folder.parent, data.folder is not None)
-    return preparation.prepare_data(data, tokenizer, opened, seed, trained_on, scanner, workers)
+    scanner = scanner or preparation.make_scanner(data, opened, seed)
+    if workers:
+        assert scanner.result.pairs
+        scanner.workers = workers
+    return preparation.prepare_data(data, tokenizer, opened, scanner, seed, trained_on)
 
 
 def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[int], list[int]]]:

@@ -9,7 +9,7 @@ gradients on one device as on eight.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -213,13 +213,9 @@ class Batch:
         return self._with(lambda tensor: tensor.to(device))
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return replace(
-            self,
-            source=change(self.source),
-            source_keep=change(self.source_keep),
-            target_in=change(self.target_in),
-            labels=change(self.labels),
-        )
+        tensors = ((name, value) for name, value in vars(self).items() if isinstance(value, Tensor))
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in tensors}
+        return replace(self, **changed)
 
 
 def collate(source: Rows, target: Rows, pad_id: int, bos_id: int, rows: list[int]) -> Batch:

@@ -6,7 +6,7 @@ The result, see `Rejections`, is a code for each pair.
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,10 +121,9 @@ class BlockFilter:
     def __init__(self, data: DataConfig):
         """`data.filters` must be given. Raises UsageError if a rule cannot be applied."""
         assert data.filters is not None
-        directions = [data.direction_of(corpus) for corpus in data.train if corpus.filters != "off"]
-        rules = {each: Rules(data.filters, each) for each in dict.fromkeys(directions)}
+        rules_for = cache(partial(Rules, data.filters))  # a direction
         self._rules = [  # of each corpus
-            None if corpus.filters == "off" else rules[data.direction_of(corpus)] for corpus in data.train
+            None if corpus.filters == "off" else rules_for(data.direction_of(corpus)) for corpus in data.train
         ]
         self._duplicates = data.filters.duplicates
         self._directions = np.zeros(len(data.train), np.uint64)  # a hash of the direction of each corpus

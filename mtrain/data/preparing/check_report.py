@@ -3,7 +3,7 @@
 import json
 import logging
 import unicodedata
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
-from mtrain.data.scanning.check import Findings, count_tag_ids, segment
+from mtrain.data.scanning.check import Findings, segment
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CHECK, DataFolder, read_summary
 from mtrain.duration import format_duration
@@ -55,8 +55,7 @@ def check_data(data: DataConfig, tokenizer: Tokenizer | None, scanner: CorpusSca
     usable = (pair for pair in scan.text.pairs() if not any(map(is_blank, pair)))
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
-        tags = count_tag_ids(data, tokenizer)
-        findings.segmentation = segment(sample, tokenizer, data.max_length, tags)
+        findings.segmentation = segment(sample, tokenizer, data)
     return findings
 
 
@@ -97,14 +96,6 @@ def read_findings(folder: Path) -> RecordedFindings | None:
         return None
     try:
         findings = _RECORD.validate_json(text)
-        shapes: list[tuple[Sized, ...]] = [
-            (*findings.lengths, LENGTH_LABELS),
-            (findings.ratios, RATIO_LABELS),
-        ]
-        if findings.segmentation is not None:
-            shapes.append((findings.segmentation.tokens_per_word, findings.segmentation.unknown, (0, 1)))
-        if any(len({*map(len, lists)}) > 1 for lists in shapes):
-            raise ValueError("a list has another length")
     except ValueError:
         log.warning("%s: damaged; the report will lack the findings of the data check", file)
         return None

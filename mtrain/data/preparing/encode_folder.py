@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +58,6 @@ class FolderEncoder(NamedTuple):
     folder: DataFolder
     scanner: CorpusScanner
     inputs: Inputs
-    workers: int | None
 
     def encode(self) -> None:
         """Encode everything, and complete the summary of the folder. An encoding from the same inputs is
@@ -122,7 +122,7 @@ class FolderEncoder(NamedTuple):
         summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}
         folder.write_summary({**summary, **kept})
         # Recorded now, because a resumed encoding does not check the text again.
-        if self.scanner.checks and (findings := self.scanner.result.findings):
+        if self.scanner.check and (findings := self.scanner.result.findings):
             record_findings(folder, findings, self.data.bad_lines)
 
     def _write_pairs(self) -> dict[str, Any]:
@@ -210,11 +210,11 @@ class FolderEncoder(NamedTuple):
             held_out = frozenset(pair.source for pair in validation)
             if self.data.has_several_directions:
                 held_out |= {pair.target for pair in validation}
-        encoder = Encoder(self.data, self.tokenizer, held_out)
+        make_encoder = partial(Encoder, self.data, self.tokenizer, held_out)
         rejections, scanner = self._open_rejections(), self.scanner
-        writer = ShardWriter(scanner.files, scanner.seed, encoder, self.folder, replaced, rejections)
+        writer = ShardWriter(scanner.files, scanner.seed, make_encoder, self.folder, replaced, rejections)
         is_large = self.folder.summary["pairs"] >= SHARD  # starting a process takes a second
-        return writer.write(self.workers or (count_cores() if is_large else 1))
+        return writer.write(scanner.workers or (count_cores() if is_large else 1))
 
 
 def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> Summary:

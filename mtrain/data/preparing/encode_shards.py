@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -73,11 +72,6 @@ class Encoder:
         directions = map(data.direction_of, data.train)
         self._tags = [tokenizer.tags_of(direction, data.language_tags) for direction in directions]
 
-    def in_worker(self) -> "partial[Encoder]":
-        """Makes the same encoder in a worker process, where it uses one thread; see `map_tasks`."""
-        folder = self._tokenizer.files[0].parent.resolve()
-        return partial(_load_encoder, self._data, folder, self._held_out)
-
     def __call__(self, task: EncodingTask) -> EncodedBlock:
         """Encode a block. Raises DataError if a pair is unreadable and `data.bad_lines` is not `skip`."""
         corpus, codes = task.corpus, task.codes
@@ -136,12 +130,6 @@ class Encoder:
         return Rows(np.concatenate(ids), np.array(lengths, np.int64))
 
 
-def _load_encoder(data: DataConfig, tokenizer_folder: Path, held_out: frozenset[str]) -> Encoder:
-    tokenizer = Tokenizer(tokenizer_folder)
-    tokenizer.set_threads(1)
-    return Encoder(data, tokenizer, held_out)
-
-
 @dataclass
 class ShardWriter:
     """Writes the shards of a data folder that are missing.
@@ -151,7 +139,7 @@ class ShardWriter:
 
     files: RawFiles  # as they were when they were scanned
     seed: int
-    encoder: Encoder
+    make_encoder: partial[Encoder]  # called in each process that encodes
     folder: DataFolder  # whose encoding has begun
     replaced: dict[int, str]  # by index: the SHA-256 of the index of the shard, which the new one must have
     rejections: Rejections | None = None  # the pairs that the filters leave out
@@ -167,7 +155,7 @@ class ShardWriter:
         with ProgressBar("data: encoded", "pairs", self.folder.summary["pairs"]) as progress:
             blocks: list[EncodedBlock] = []
             tasks = self._missing(by_range=workers > 1)
-            for task, block in map_tasks(self.encoder, self.encoder.in_worker(), tasks, workers):
+            for task, block in map_tasks(self.make_encoder(), self.make_encoder, tasks, workers):
                 blocks.append(block)
                 progress.set_done_before(self._existed)
                 progress.add(block.pairs - block.dropped.get("bad", 0))
@@ -219,10 +207,10 @@ class ShardWriter:
             info = Shard(shard_file(self.folder.path, index)).info
         except ModelError:
             return None
-        made_from = (info.fingerprint, info.corpus, info.first)
-        made_as = (info.layout, info.capacity, info.buckets)
-        is_wanted = made_from == (self.folder.summary["fingerprint"], corpus, position.first)
-        return info if is_wanted and made_as == (LAYOUT, SHARD, self.folder.summary["buckets"]) else None
+        summary = self.folder.summary
+        found = info.layout, info.capacity, info.buckets, info.fingerprint, info.corpus, info.first
+        wanted = LAYOUT, SHARD, summary["buckets"], summary["fingerprint"], corpus, position.first
+        return info if found == wanted else None
 
     def _write(self, last: EncodingTask, blocks: list[EncodedBlock]) -> ShardInfo:
         """Write the shard of the given blocks; `last` is the task of the last one."""

@@ -95,8 +95,7 @@ def read_blocks(
         yield from _read_lines(corpus, digests, size, start, by_range)
         return
     records: Any = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
-    columns = columns_of(fields, records.column_names) if fields else []
-    if columns and {*columns} <= {*records.column_names}:  # else an error names all columns
+    if fields and (columns := columns_of(fields, records.column_names)):
         records = records.select_columns(columns)
     for begin in range(start.first - 1, len(records), size):
         block = records[begin : begin + size]
@@ -209,9 +208,7 @@ def parse_block(raw: RawBlock, corpus: Corpus, score: Column | None = None) -> B
         records = enumerate(sides[0] if sides else raw.records, raw.first - raw.skipped)
         items = [try_pair(item, corpus, name, number, score) for number, item in records]
     errors = {n: item for n, item in enumerate(items, raw.first) if isinstance(item, DataError)}
-    numbers: Sequence[int] = range(raw.first, raw.first + len(items))
-    if errors:
-        numbers = [n for n in numbers if n not in errors]
+    numbers = [n for n in range(raw.first, raw.first + len(items)) if n not in errors]
     pairs = [item for item in items if not isinstance(item, DataError)]
     sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
     scores = [pair.score for pair in pairs if isinstance(pair, ScoredPair)]

@@ -29,11 +29,7 @@ def count_rows(files: Iterable[Path]) -> int:
 
 
 def read_parquet(
-    files: Sequence[Path],
-    fields: Sequence[str] | None,
-    size: int,
-    skipped: int = 0,
-    digests: Digests | None = None,
+    files: Sequence[Path], fields: Sequence[str], size: int, skipped: int = 0, digests: Digests | None = None
 ) -> Iterator[tuple[Path, int, list[Row]]]:
     """Yield the rows of some files after the first `skipped` ones, in blocks that end at multiples of `size`
     rows, and with each file. With each block comes its file, and the number of rows of the files before it.
@@ -59,13 +55,11 @@ def read_parquet(
 
 
 def _read_rows(
-    file: pq.ParquetFile, fields: Sequence[str] | None, size: int, skipped: int, hasher: "_Hasher | None"
+    file: pq.ParquetFile, fields: Sequence[str], size: int, skipped: int, hasher: "_Hasher | None"
 ) -> Iterator[Row]:
     """The rows of a file after the first `skipped` ones. `hasher` hashes the bytes of a row group just before
     its rows are read, so that these are still in memory and the file is read from the disk once."""
-    names = file.schema_arrow.names
-    columns = columns_of(fields or (), names)
-    wanted = columns if columns and set(columns) <= set(names) else None
+    wanted = columns_of(fields, file.schema_arrow.names)
     before = 0  # rows
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)

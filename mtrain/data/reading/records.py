@@ -88,9 +88,11 @@ def _text_of(record: Any, field: str) -> str:
     return value
 
 
-def columns_of(fields: Iterable[str], names: Collection[str]) -> list[str]:
-    """The columns of a table that have some fields; see `_value_of`."""
-    return [*dict.fromkeys(field if field in names else field.partition(".")[0] for field in fields)]
+def columns_of(fields: Iterable[str], names: Collection[str]) -> list[str] | None:
+    """The columns of a table that have some fields; see `_value_of`. None, which stands for all columns, if
+    no field is given or one is missing: an error names all columns then."""
+    columns = dict.fromkeys(field if field in names else field.partition(".")[0] for field in fields)
+    return [*columns] if columns and columns.keys() <= {*names} else None
 
 
 def _value_of(record: Any, field: str) -> Any:

@@ -6,10 +6,9 @@ Many pairs are therefore encoded in worker processes.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +31,12 @@ _NICE = 15
 
 
 class ReencodeTask(NamedTuple):
-    """A block to encode in a worker process."""
+    """A block to encode."""
 
     sides: Sides
     key: Key
     block: int  # number of the block
-    waited_for: bool  # whether training waits for it
+    in_background: bool = False  # whether a worker process does it while training continues
 
 
 class BlockReencoder:
@@ -48,13 +47,17 @@ class BlockReencoder:
         self.augment = None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
         self._samplers: list[Resegment] = []
         if (strength := data.subword_sampling) is not None:
-            self._samplers = [make_resegment(tokenizer.source, strength)] * 2
-            if tokenizer.target is not tokenizer.source:
-                self._samplers[1] = make_resegment(tokenizer.target, strength)
+            sampler = cache(partial(make_resegment, strength=strength))  # of a vocabulary, perhaps joint
+            self._samplers = [sampler(tokenizer.source), sampler(tokenizer.target)]
+        self._has_low_priority = not hasattr(os, "nice")  # on Windows
 
-    def __call__(self, block: Sides, key: Key, number: int) -> Sides:
-        """The new rows of a block with this number. A pair that would become too long keeps its text or
-        segmentation, so every epoch has the same rows."""
+    def __call__(self, task: ReencodeTask) -> Sides:
+        """The new rows of a block. A pair that would become too long keeps its text or segmentation, so every
+        epoch has the same rows."""
+        if task.in_background and not self._has_low_priority:
+            os.nice(_NICE)
+            self._has_low_priority = True
+        block, key, number = task.sides, task.key, task.block
         if self.augment is not None:
             pairs = list(zip(block[0].to_lists(), block[1].to_lists(), strict=True))
             block = _from_pairs(self.augment(pairs, make_generator("augment", self._seed, *key, number)))
@@ -74,8 +77,8 @@ class Reencoder:
 
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int):
         self._seed = seed
-        self._block = BlockReencoder(data, tokenizer, seed)
-        self._prepare = partial(_prepare, data, tokenizer.files[0].parent.resolve(), seed)
+        self._make_reencoder = partial(BlockReencoder, data, tokenizer, seed)
+        self._reencode_block = self._make_reencoder()
         self._calls = 0
 
     def __call__(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
@@ -83,22 +86,23 @@ class Reencoder:
         CancelledError if they are no longer needed."""
         self._calls += 1
         yield from self._reencoded(corpus, key, throttle)
-        if (augment := self._block.augment) is not None:
+        if (augment := self._reencode_block.augment) is not None:
             noise = augment.noise(len(corpus), make_generator("noise", self._seed, *key))
             if noise:
                 yield _from_pairs(noise)
 
     def _reencoded(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
-        def rows(block: int) -> Sides:
-            return corpus.fetch(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
+        def task(block: int, in_background: bool = False) -> ReencodeTask:
+            rows = np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus)))
+            return ReencodeTask(corpus.fetch(rows), key, block, in_background)
 
         def local(block: int) -> Sides:
             with throttle.measured():
-                return self._block(rows(block), key, block)
+                return self._reencode_block(task(block))
 
         def remote(process: WorkerProcess, block: int) -> Sides:
             with throttle.measured():
-                sides: Sides = process.call(ReencodeTask(rows(block), key, block, self._calls == 1))
+                sides: Sides = process.call(task(block, in_background=self._calls > 1))
             return sides
 
         count = -(-len(corpus) // BLOCK)
@@ -115,7 +119,7 @@ class Reencoder:
 
     @cached_property
     def _pool(self) -> WorkerPool:
-        return WorkerPool(self._prepare, count_processes())
+        return WorkerPool(self._make_reencoder, count_processes())
 
 
 def count_processes() -> int:
@@ -136,20 +140,3 @@ def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
 def _from_pairs(pairs: Sequence[EncodedPair]) -> Sides:
     sources, targets = zip(*pairs, strict=True)
     return Rows.from_lists(sources), Rows.from_lists(targets)
-
-
-def _prepare(data: DataConfig, tokenizer_folder: Path, seed: int) -> Callable[[ReencodeTask], Sides]:
-    """The function that encodes a block in a worker process."""
-    tokenizer = Tokenizer(tokenizer_folder)
-    tokenizer.set_threads(1)
-    reencode = BlockReencoder(data, tokenizer, seed)
-    has_low_priority = not hasattr(os, "nice")  # on Windows
-
-    def work(task: ReencodeTask) -> Sides:
-        nonlocal has_low_priority
-        if not task.waited_for and not has_low_priority:
-            os.nice(_NICE)
-            has_low_priority = True
-        return reencode(task.sides, task.key, task.block)
-
-    return work

@@ -12,14 +12,12 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO
 
 import numpy as np
 
 from mtrain.data.store.shards import EncodedCorpus
-from mtrain.errors import StorageError
-from mtrain.tokenizer.rows import Ids, Rows
+from mtrain.storage.temporary import TemporaryStream
+from mtrain.tokenizer.rows import Rows
 
 BLOCK = 10_000  # rows that are changed at a time
 Sides = tuple[Rows, Rows]  # source, target
@@ -136,26 +134,18 @@ def replace_rows(corpus: EncodedCorpus, blocks: Blocks, folder: Path, throttle: 
     Raises StorageError if they cannot be written; CancelledError if they are no longer needed.
     """
     lengths = [np.empty((2, 0), np.int32)]
-    try:
-        # The files have no names; their space is freed when the corpus is garbage-collected.
-        with TemporaryFile(dir=folder) as source, TemporaryFile(dir=folder) as target, closing(blocks):
-            for block in blocks:
-                throttle.require_needed()
-                lengths.append(np.stack([side.lengths for side in block], dtype=np.int32))
-                for file, side in zip((source, target), block, strict=True):
-                    file.write(side.ids.astype(corpus.id_type).tobytes())
-            of_source, of_target = np.concatenate(lengths, axis=1)
-            new = Rows(_map(source, corpus), of_source), Rows(_map(target, corpus), of_target)
-            return corpus.with_rows(new)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot write: {error.strerror or error}") from error
+    files = TemporaryStream(folder), TemporaryStream(folder)
+    with closing(blocks):
+        for block in blocks:
+            throttle.require_needed()
+            lengths.append(np.stack([side.lengths for side in block], dtype=np.int32))
+            for file, side in zip(files, block, strict=True):
+                file.write(side.ids.astype(corpus.id_type).tobytes())
+    of_sides = zip(files, np.concatenate(lengths, axis=1), strict=True)
+    source, target = (Rows(file.as_array(corpus.id_type), of_side) for file, of_side in of_sides)
+    return corpus.with_rows((source, target))
 
 
 def make_generator(*parts: object) -> random.Random:
     """Random numbers that depend on some values."""
     return random.Random(" ".join(map(str, parts)))
-
-
-def _map(file: IO[bytes], corpus: EncodedCorpus) -> Ids:
-    file.flush()
-    return np.memmap(file, corpus.id_type, "r")

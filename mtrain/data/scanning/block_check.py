@@ -35,15 +35,6 @@ _PARTS = 4  # of a block
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
 
 
-class Excerpt(NamedTuple):
-    """Some of the pairs of a part of a block."""
-
-    first: str  # location, as file:line
-    last: str
-    sources: list[str]  # shortened
-    targets: list[str]
-
-
 class BlockFindings(NamedTuple):
     """What a check finds in one block."""
 
@@ -56,7 +47,7 @@ class BlockFindings(NamedTuple):
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     changes: tuple[Counter[Change], ...]  # by normalization, of source and target
     shifts: list[Shift]
-    excerpts: list[Excerpt]
+    excerpts: list[Block]  # of parts of the block: some usable pairs, shortened
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that also occur in the validation and test sets
@@ -146,14 +137,13 @@ def _sample(texts: list[str], most: int) -> list[str]:
     return texts[:: len(texts) // most + 1]
 
 
-def _excerpts_of(block: Block) -> Iterator[Excerpt]:
+def _excerpts_of(block: Block) -> Iterator[Block]:
+    """Some of the pairs of each part of a block, shortened."""
     step = len(block.sources) // _TEXTS + 1
     for start in range(0, len(block.sources), step * (_TEXTS // _PARTS)):
         part = slice(start, start + step * (_TEXTS // _PARTS), step)
-        numbers = block.numbers[part]
-        first, last = block.place_of(numbers[0]), block.place_of(numbers[-1])
         sources, targets = ([text[:_LONGEST] for text in side[part]] for side in block[:2])
-        yield Excerpt(first, last, sources, targets)
+        yield block._replace(sources=sources, targets=targets, numbers=block.numbers[part], scores=())
 
 
 def first_errors(block: Block) -> list[str]:

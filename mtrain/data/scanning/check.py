@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from mtrain.config.languages import scripts_of_language
 from mtrain.config.sections.corpora import Corpus, Holdout, TsvCorpus
@@ -40,6 +43,11 @@ SIDES = ("source", "target")
 SCRIPT_PAIRS = 1000  # the first pairs of the corpus, or of a sample, which determine its scripts
 DISTINCT = 4_000_000  # pairs whose hashes are kept, of 8 bytes each; the duplicates of more are estimated
 
+# Lists of a fixed length, which is verified when recorded findings are read.
+LengthCounts = Annotated[list[int], Field(min_length=len(LENGTH_BINS), max_length=len(LENGTH_BINS))]
+RatioCounts = Annotated[list[int], Field(min_length=len(RATIO_BINS), max_length=len(RATIO_BINS))]
+OfSides = Annotated[list[float], Field(min_length=2, max_length=2)]  # source, target
+
 
 @dataclass
 class PairCounts:
@@ -64,8 +72,8 @@ class Segmentation:
 
     pairs: int
     too_long: int
-    tokens_per_word: list[float]  # source, target
-    unknown: list[float]  # source, target: share of tokens that are <unk> or bytes
+    tokens_per_word: OfSides
+    unknown: OfSides  # share of tokens that are <unk> or bytes
 
 
 @dataclass
@@ -89,8 +97,8 @@ class Findings:
     duplicates: int  # training pairs that repeat an earlier one
     duplicates_error: int  # the standard error of this number; 0 if it is exact
     leaks: dict[str, Leak]
-    lengths: tuple[list[int], list[int]]  # training pairs by words of source and target, in LENGTH_BINS
-    ratios: list[int]  # in RATIO_BINS
+    lengths: tuple[LengthCounts, LengthCounts]  # training pairs by words of source and target
+    ratios: RatioCounts  # training pairs by target characters / source characters
     scripts: tuple[str, str]  # of source and target
     suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
@@ -167,7 +175,7 @@ class DataCheck:
         for total, changes in zip(self._changes.values(), block.changes, strict=True):
             total.update(changes)
         for excerpt in block.excerpts:
-            self._sides[corpus].add(*excerpt)
+            self._sides[corpus].add(excerpt)
         for sums, counts in zip((*found.lengths, found.ratios), (*block.lengths, block.ratios), strict=True):
             sums[:] = [old + new for old, new in zip(sums, counts, strict=True)]
         for kind, (count, places) in block.suspicious.items():
@@ -243,15 +251,13 @@ def count_tag_ids(data: DataConfig, tokenizer: Tokenizer) -> tuple[int, int]:
     return tokenizer.tags_of(data.direction_of(data.train[0]), data.language_tags).counts
 
 
-def segment(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tags: tuple[int, int] = (0, 0)
-) -> Segmentation:
-    """Segment a sample of the training pairs, to whose sides some ids of `tags` will be added."""
+def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, data: DataConfig) -> Segmentation:
+    """Segment a sample of the training pairs."""
     texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
     sides = tokenizer.encode_source(texts[0]), tokenizer.encode_target(texts[1])
-    added = [1 + count for count in tags]
+    added = [1 + count for count in count_tag_ids(data, tokenizer)]
     lengths = ((len(a) + added[0], len(b) + added[1]) for a, b in zip(*sides, strict=True))
-    too_long = sum(are_too_long(*both, max_length) for both in lengths)
+    too_long = sum(are_too_long(*both, data.max_length) for both in lengths)
     found = Segmentation(len(pairs), too_long, [], [])
     for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):
         tokens, unlearned = sum(map(len, rows)), vocabulary.unlearned()

@@ -22,7 +22,7 @@ from mtrain.storage.temporary import TemporaryStream
 
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
 ALL_PAIRS = 2**32  # the threshold of a sample that contains every pair
-ANY_DIGEST = "f" * 32  # the largest digest
+ANY_DIGEST = b"\xff" * 16  # the largest digest
 Integers = npt.NDArray[np.uint32]
 
 
@@ -106,11 +106,9 @@ class TextSample:
 
     def sizes(self, corpora: int) -> list[int]:
         """The number of pairs in the sample of each of the corpora."""
-        sizes, numbers = [0] * corpora, np.frombuffer(self._random_numbers, np.uint32)
-        start = 0
-        for corpus, pairs in self._corpora:
-            sizes[corpus] += int((numbers[start : start + pairs] < self.threshold).sum())
-            start += pairs
+        indices, counts = np.array(self._corpora, np.int64).reshape(-1, 2).T
+        kept = np.frombuffer(self._random_numbers, np.uint32) < self.threshold
+        sizes: list[int] = np.bincount(np.repeat(indices, counts)[kept], minlength=corpora).tolist()
         return sizes
 
     def pairs(self) -> Iterator[Pair]:
@@ -121,7 +119,7 @@ class TextSample:
 class HoldoutCandidate(NamedTuple):
     """A pair that may be held out."""
 
-    digest: str  # of source, seed and, unless it is the direction of `data`, direction; in hexadecimal
+    digest: bytes  # of source, seed and, unless it is the direction of `data`, direction
     corpus: int  # index, from 0
     number: int  # of the pair in its corpus
     source: str
@@ -129,19 +127,18 @@ class HoldoutCandidate(NamedTuple):
 
 
 def draw_candidates(
-    block: Block, corpus: int, key: str, count: int, max_digest: str = ANY_DIGEST
+    block: Block, corpus: int, key: str, count: int, max_digest: bytes
 ) -> list[HoldoutCandidate]:
     """At most `count` pairs of a block that may be held out: the smallest digests up to `max_digest`. The
     digest of a source depends on `key`, which contains the seed."""
     if not count:
         return []
-    digests = [blake2b(f"{key} {source}".encode(), digest_size=16).digest() for source in block.sources]
-    found, largest = dict[bytes, HoldoutCandidate](), bytes.fromhex(max_digest)
-    for i in [i for i, digest in enumerate(digests) if digest <= largest]:
-        source, target = block.sources[i], block.targets[i]
-        if digests[i] not in found and not is_blank(source) and not is_blank(target):
-            found[digests[i]] = HoldoutCandidate(digests[i].hex(), corpus, block.numbers[i], source, target)
-    return heapq.nsmallest(count, found.values()) if len(found) > count else list(found.values())
+    found: dict[bytes, HoldoutCandidate] = {}
+    for number, source, target in zip(block.numbers, block.sources, block.targets, strict=True):
+        digest = blake2b(f"{key} {source}".encode(), digest_size=16).digest()
+        if digest <= max_digest and digest not in found and not (is_blank(source) or is_blank(target)):
+            found[digest] = HoldoutCandidate(digest, corpus, number, source, target)
+    return heapq.nsmallest(count, found.values())
 
 
 class HoldoutSampler:
@@ -153,7 +150,7 @@ class HoldoutSampler:
 
     def __init__(self, count: int):
         self._count, self.max_digest = count, ANY_DIGEST  # pairs with a larger digest are not drawn
-        self._drawn: dict[str, HoldoutCandidate] = {}  # by digest, the first pair of each source
+        self._drawn: dict[bytes, HoldoutCandidate] = {}  # by digest, the first pair of each source
 
     def add(self, candidates: Iterable[HoldoutCandidate]) -> None:
         """Consider the candidates of the next block."""

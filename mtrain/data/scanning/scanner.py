@@ -51,7 +51,7 @@ class ScanTask(NamedTuple):
     corpus: int  # index, from 0
     raw: RawBlock
     threshold: int  # of the text sample
-    max_digest: str  # of pairs to hold out
+    max_digest: bytes  # of pairs to hold out
 
 
 class ScannedBlock(NamedTuple):
@@ -119,56 +119,47 @@ class ScanResult:
         return self.pairs - sum(count for reason, count in counts.items() if reason in RULES)
 
 
+@dataclass
 class CorpusScanner:
     """Reads the training corpora of a config once, when `result` is first used. This hashes their files."""
 
-    def __init__(
-        self,
-        files: RawFiles,
-        seed: int,
-        folder: Path | None = None,
-        check: bool = False,
-        strict: bool = True,
-        workers: int | None = None,
-        for_tokenizer: bool = True,
-        normalizers: Callable[[], Normalizers] | None = None,
-    ):
-        """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
-        `data.bad_lines` is `skip`. Temporary files are written to `folder`. The result does not depend on
-        the number of `workers`, the processes that scan the text; None is one for each core if the corpora
-        are large. Without `for_tokenizer`, the sample of the text is only large enough for a check.
-        `normalizers` returns the ones that the tokenizer will apply, whose changes are to be counted."""
-        self.files, self.data = files, files.data
-        self.seed, self.checks = seed, check
-        self._folder, self._strict = folder, strict
-        self._workers, self._for_tokenizer = workers, for_tokenizer
-        self._normalizers = normalizers
+    files: RawFiles
+    seed: int
+    folder: Path | None = None  # for temporary files
+    check: bool = False  # whether the data is also checked
+    strict: bool = True  # whether an unreadable pair is an error, unless `data.bad_lines` is `skip`
+    # The processes that scan the text, on whose number the result does not depend. None is one for each core
+    # if the corpora are large.
+    workers: int | None = None
+    for_tokenizer: bool = True  # otherwise, the sample of the text is only large enough for a check
+    # Returns the normalizers that the tokenizer will apply, whose changes are to be counted.
+    normalizers: Callable[[], Normalizers] | None = None
 
     @cached_property
     def result(self) -> ScanResult:
         """One pass over the training corpora. Raises DataError if one is missing, misaligned or, if strict,
         has an unreadable pair; StorageError if the temporary files cannot be written."""
         start = time.monotonic()
-        data = self.data
+        data = self.files.data
         held_out = data.validation.holdout if isinstance(data.validation, Holdout) else 0
-        characters = SAMPLED_CHARACTERS if self._for_tokenizer else CHECKED_CHARACTERS
-        text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
-        check = DataCheck(data, self.files.digests, self._folder) if self.checks else None
-        recorder = RejectionRecorder(data, self._folder) if data.filters else None
-        files = chain.from_iterable(map(existing_files, data.train))
-        is_large = sum(file.stat().st_size for file in files) >= LARGE
-        workers = self._workers or (count_cores() if is_large else 1)
+        characters = SAMPLED_CHARACTERS if self.for_tokenizer else CHECKED_CHARACTERS
+        text, holdout = TextSample(characters, self.folder), HoldoutSampler(held_out)
+        check = DataCheck(data, self.files.digests, self.folder) if self.check else None
+        recorder = RejectionRecorder(data, self.folder) if data.filters else None
+        files = [*chain.from_iterable(map(existing_files, data.train))]
+        size = sum(file.stat().st_size for file in files)
+        workers = self.workers or (count_cores() if size >= LARGE else 1)
         blocks = self._blocks(by_range=workers > 1)
         first, usable = self._read_first(blocks) if check else ([], [])
-        normalizers = self._normalizers() if check and self._normalizers else (None, None)
+        normalizers = self.normalizers() if check and self.normalizers else (None, None)
         block_check = check.block_check(usable, normalizers) if check else None
-        make_scanner = partial(BlockScanner, data, self.seed, self._strict, held_out, block_check)
+        make_scanner = partial(BlockScanner, data, self.seed, self.strict, held_out, block_check)
         tasks = (ScanTask(i, raw, text.threshold, holdout.max_digest) for i, raw in chain(first, blocks))
-        size, read = _size_of_text(data.train), 0
+        is_size_known, read = _are_plain_lines(data.train, files), 0
         with ProgressBar("data: read", "pairs") as progress:
             for task, block in map_tasks(make_scanner(), make_scanner, tasks, workers):
                 read += task.raw.size
-                progress.add(block.pairs, share=read / size if size else None)
+                progress.add(block.pairs, share=read / size if is_size_known and size else None)
                 text.add(block.sample, task.corpus)
                 holdout.add(block.candidates)
                 if check is not None and block.findings is not None:
@@ -184,33 +175,28 @@ class CorpusScanner:
 
     def _blocks(self, by_range: bool) -> Iterator[IndexedBlock]:
         """The raw blocks of the training corpora, with the index of the corpus."""
-        for index, corpus in enumerate(self.data.train):
-            score = self.data.score_of(corpus)
+        for index, corpus in enumerate(self.files.data.train):
+            score = self.files.data.score_of(corpus)
             for raw in read_blocks(corpus, self.files.digests, BLOCK, by_range=by_range, score=score):
                 yield index, raw
 
     def _read_first(self, blocks: Iterator[IndexedBlock]) -> tuple[list[IndexedBlock], list[Block]]:
         """The first blocks, until they have enough usable pairs to determine the scripts, and the usable
         pairs of blocks in the languages of the first block."""
-        first, usable = [], list[Block]()
-        direction = self.data.direction_of(self.data.train[0])
+        first, usable, data = [], list[Block](), self.files.data
+        direction = data.direction_of(data.train[0])
         for index, raw in islice(blocks, _PEEKED):
             first.append((index, raw))
-            corpus = self.data.train[index]
-            if self.data.direction_of(corpus) == direction:
+            corpus = data.train[index]
+            if data.direction_of(corpus) == direction:
                 usable.append(parse_block(raw, corpus).usable())
             if sum(len(block.sources) for block in usable) >= SCRIPT_PAIRS:
                 break
         return first, usable
 
 
-def _size_of_text(corpora: Iterable[Corpus]) -> int:
-    """The size of the text of some corpora in bytes; 0 if it is unknown, as for compressed files."""
-    size = 0
-    for corpus in corpora:
-        files = existing_files(corpus)
-        is_plain = isinstance(corpus, TextCorpus | TsvCorpus | JsonlCorpus) and files
-        if not is_plain or any(file.suffix in COMPRESSION for file in files):
-            return 0
-        size += sum(file.stat().st_size for file in files)
-    return size
+def _are_plain_lines(corpora: Iterable[Corpus], files: Iterable[Path]) -> bool:
+    """Whether corpora are lines of files that are not compressed, whose size is therefore the size of the
+    text."""
+    are_lines = all(isinstance(corpus, TextCorpus | TsvCorpus | JsonlCorpus) for corpus in corpora)
+    return are_lines and not any(file.suffix in COMPRESSION for file in files)

@@ -190,18 +190,19 @@ class CorpusSides:
         self._difference: Profile | None = None  # between the sides at the beginning
         self._exchanged: tuple[str, str] | None = None  # the first and the last place
 
-    def add(self, first: str, last: str, sources: Sequence[str], targets: Sequence[str]) -> None:
-        """Add texts of the next part, which begins and ends at some places."""
-        for side, texts in zip(self._texts, (sources, targets), strict=True):
+    def add(self, part: Block) -> None:
+        """Add some pairs of the next part of the corpus."""
+        sides = part.sources, part.targets
+        for side, texts in zip(self._texts, sides, strict=True):
             side += texts[: _TEXTS - len(side)]
-        if min(sum(map(len, texts)) for texts in (sources, targets)) < _MANY_CHARACTERS:
+        if min(sum(map(len, texts)) for texts in sides) < _MANY_CHARACTERS:
             return
-        source, target = _profile(sources), _profile(targets)
+        source, target = map(_profile, sides)
         if self._difference is None:
             self._difference = source - target
         elif source @ self._difference < -_DIFFERENT and target @ self._difference > _DIFFERENT:
-            first = self._exchanged[0] if self._exchanged else first
-            self._exchanged = first, last
+            first = self._exchanged[0] if self._exchanged else part.place_of(part.numbers[0])
+            self._exchanged = first, part.place_of(part.numbers[-1])
 
     def what_is_wrong(self, direction: Direction) -> str:
         """What is wrong, as text to follow the name of the corpus; empty if nothing seems to be wrong."""

@@ -20,7 +20,7 @@ from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.store.shards import LAYOUT, Shard, shard_file
-from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_atomically, write_folder
 from mtrain.storage.manifest import MANIFEST, reading, sha256_of_json
@@ -202,13 +202,12 @@ def read_summary(folder: Path) -> Summary:
     if not file.exists():  # it is removed if no pair is left
         return {}
     try:
-        summary: Summary = json.loads(read_file(file))
+        with reading(file):
+            summary: Summary = json.loads(read_file(file))
         content = {key: value for key, value in summary.items() if key != "sha256"}
         is_usable = _is_current(summary)
         if (is_usable or "sha256" in summary) and summary["sha256"] != sha256_of_json(content):
             raise ValueError("it does not match its SHA-256")
-    except OSError as error:
-        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file}: damaged ({error})") from None
     if is_usable:

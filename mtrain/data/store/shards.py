@@ -271,17 +271,15 @@ class EncodedCorpus:
         cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]
     ) -> "EncodedCorpus":
         """The rows of some buckets of all shards, in the order of their pairs in the corpora."""
+        parts = [shard.rows(buckets) for shard in shards]
         weights = np.array([corpora[shard.info.corpus].weight for shard in shards], np.float64)
-        chosen = np.asarray(buckets, np.int64)
-        counts = [int(np.diff(shard.buckets[:, 0])[chosen].sum()) for shard in shards]
-        return cls.of_rows(shards, corpora, (shard.rows(buckets) for shard in shards), (weights, counts))
+        return cls.of_rows(shards, corpora, parts, (weights, [len(part.positions) for part in parts]))
 
     @classmethod
     def of_rows(
-        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], rows: Iterable[StoredRows], weights: Weights
+        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], parts: Sequence[StoredRows], weights: Weights
     ) -> "EncodedCorpus":
-        """The given `rows` of each shard, in the order of the shards, of which there must be at least one."""
-        parts = list(rows)
+        """The given rows of each shard, in the order of the shards, of which there must be at least one."""
         positions = [part.positions for part in parts]
         edges = np.cumsum([0, *map(len, positions)])
 

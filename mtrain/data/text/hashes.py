@@ -13,7 +13,7 @@ from mtrain.tokenizer.code_points import CodePoints, code_points
 from mtrain.tokenizer.rows import Ids
 
 Hashes = npt.NDArray[np.uint64]
-MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes that differ in few bits
+MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads numbers that differ in few bits
 LETTERS = 0x40000  # code points, after which Unicode has no letters
 _SPACE = ord(" ")
 _SEVERAL = 2**32 - 1  # not a code point
@@ -82,7 +82,7 @@ def hash_numbers(numbers: Ids, key: str) -> Hashes:
     """A hash of the key and each number (SplitMix64)."""
     start = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8).digest(), np.uint64)
     with np.errstate(over="ignore"):
-        x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start
+        x = numbers.astype(np.uint64) * MIX + start
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))

@@ -89,7 +89,7 @@ def open_prepared_run(description: JsonValue) -> PreparedRun:
 def prepare_only(config: Config, workers: int | None = None) -> Path:
     """Create the run folder, its tokenizer and its encoded data. Returns the path of the data folder.
 
-    `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
+    `workers` is as in `CorpusScanner`. Raises the errors of `mtrain.errors`.
     """
     check_exports(config)
     folder = DataFolder.of_run(config.data, Path(config.run_dir))
@@ -156,10 +156,10 @@ def prepare_run(
             raise UsageError(f"{config.run_dir}: {reason}; {cure}")
         if checkpoint is None:
             record_initial_model(folder.run_dir, initial_model, config.training.init_from)
-        if scanner.checks:
+        if scanner.check:
             log_warnings(config.data, tokenizer, scanner)
         trained_on = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-        data = prepare_data(config.data, tokenizer, folder, config.seed, trained_on, scanner, workers)
+        data = prepare_data(config.data, tokenizer, folder, scanner, config.seed, trained_on)
     choices = vocab_size_choice(config) if adapt_vocab_size else []
     run = PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
     if checkpoint is None:

@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 from mtrain.data import Pair
 from mtrain.data.preparing import encode_shards
 from mtrain.data.reading.digests import RawFiles, read_digests
-from mtrain.data.rewriting import reencode, rewrite
+from mtrain.data.rewriting import reencode
 from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import pool
+from mtrain.storage import temporary
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.support.corpora import block_of
@@ -733,10 +734,10 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     held = prepared.train.open(0)
     assert len(held.fetch([0, 299])[0].lengths) == 2
 
-    def full(**_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rewrite, "TemporaryFile", full)
+    monkeypatch.setattr(temporary, "SpooledTemporaryFile", full)
     with pytest.raises(StorageError, match="No space left"):
         prepared.train.open(1)
     assert sorted((tmp_path / "data").iterdir()) == before
