@@ -67,6 +67,7 @@ def translated(html, translate):
         ("<style-guide>yes</style-guide><STYLE >no</style>", ["yes"]),
         ("yes <a><svg><text>no</text></svg> yes</a>, <math><mi>no</mi></math>!", ["yes yes, !"]),
         ("yes <svg class=icon /> yes<p>yes</p>", ["yes yes", "yes"]),
+        ("<script>'class=notranslate'</script>translate=no<p>yes</p>", ["translate=no", "yes"]),
         ("<!-- no --><textarea>no</textarea> <a><img alt=no></a>", []),
         ("", []),
         ("plain", ["plain"]),
