@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.search.search import maximum_lengths, search
+from mtrain.decoding.search.search import best_ids, maximum_lengths
 from mtrain.decoding.split import Splitter
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
@@ -118,10 +118,7 @@ def open_bergamot(folder: Path, loaded: LoadedModel) -> Exported:
 
     def translate(row: list[int], limit: int) -> list[int]:
         lengths = {"max_length_ratio": 0.0, "max_length_offset": limit}
-        source = torch.tensor([row])
-        keep = torch.ones_like(source, dtype=torch.bool)
-        [[best, *_]] = search([model], source, keep, decoding.model_copy(update=lengths))
-        return best.ids
+        return best_ids(model, row, decoding.model_copy(update=lengths))
 
     forbidden = [*loaded.config.decoding.forbidden_ids, loaded.model.config.unk_id]
     decoding = DecodingConfig(beam_size=1, forbidden_ids=forbidden)
@@ -201,12 +198,10 @@ def _translate_by_both(
     model: DecodingTransformer, exported: Exported, row: list[int], prefix: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """The translations of source ids by mtrain and by the exported model, which begin with a prefix."""
-    source, decoding = torch.tensor([row]), exported.decoding
-    keep = torch.ones_like(source, dtype=torch.bool)
-    [[best, *_]] = search([model], source, keep, decoding, [prefix])
-    limit = int(maximum_lengths([model], keep.sum(1), decoding, [prefix]))
+    ours = best_ids(model, row, exported.decoding, prefix)
+    limit = int(maximum_lengths([model], torch.tensor([len(row)]), exported.decoding, [prefix]))
     # Programs disagree about the last token, because not all of them count EOS.
-    return best.ids[: limit - 1], exported.translate(row, limit)[: limit - 1]
+    return ours[: limit - 1], exported.translate(row, limit)[: limit - 1]
 
 
 def sample_texts(tokenizer: Tokenizer) -> list[str]:

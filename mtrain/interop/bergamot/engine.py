@@ -7,12 +7,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from sacrebleu import corpus_chrf
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.search.search import search
+from mtrain.decoding.search.search import best_ids
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.bergamot.write import MAX_TOKENS, MODEL, arithmetic, vocabularies_in
 from mtrain.model.incremental import DecodingTransformer
@@ -90,9 +89,7 @@ def compare_with_engine(
     theirs = translate_with_engine(engine, folder, [text for text, _ in given], int8)
     ours, different = list[str](), list[str]()
     for (text, row), found in zip(given, theirs, strict=True):
-        source = torch.tensor([row])
-        [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), settings)
-        ids = best.ids[: 2 * len(row) - 1]
+        ids = best_ids(model, row, settings)[: 2 * len(row) - 1]
         own, found = (each.translate(SPACES).strip() for each in (*loaded.tokenizer.decode([ids]), found))
         ours.append(own)
         begin = own.rstrip(_HALF_A_CHARACTER) if len(ids) == 2 * len(row) - 1 else ""
