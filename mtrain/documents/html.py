@@ -121,20 +121,17 @@ class _Text:
         self.begin = first.start() + len(raw) - len(raw.lstrip(_SPACES))  # in the source
         self.end = first.start() + len(raw.rstrip(_SPACES))
         self.root = _Element("", "", 0, sys.maxsize)
-        self.has_words = False  # whether anything is to be translated
         parts, size, open_ = list[str](), 0, [self.root]
         for unit in units:
             token, name = unit[0], _name(unit[0])
             plain = "".join(map(_plain, unit))
             parts.append(plain if keeps_spaces else _SPACE.sub(" ", plain))
             begin, size = size, size + len(parts[-1])
-            if token["text"]:
-                self.has_words |= bool(plain.strip())
-            elif token["end"] and name in [each.name for each in open_[1:]]:
+            if token["end"] and name in [each.name for each in open_[1:]]:
                 while (element := open_.pop()).name != name:
                     element.end = begin
                 element.end, element.close = begin, token[0]
-            else:
+            elif not token["text"]:
                 is_kept = len(unit) > 1
                 element = _Element(name, "".join(each[0] for each in unit), begin, size, is_kept)
                 open_[-1].children.append(element)
@@ -158,8 +155,8 @@ class Html:
                 for token, *content in units:
                     if _name(token) == "pre" and not content:
                         preformatted = max(0, preformatted + (-1 if token["end"] else 1))
-            elif (text := _Text(units, preformatted > 0)).has_words:
-                self._texts.append(text)
+            elif any(token["text"] and _plain(token).strip() for token, *_ in units):
+                self._texts.append(text := _Text(units, preformatted > 0))
                 self.texts.append((text.text if preformatted else _SPACE.sub(" ", text.text)).strip())
 
     def with_translations(self, translations: Sequence[tuple[str, Alignment]]) -> str:
