@@ -63,8 +63,8 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
         return [target_ids[piece] for piece in found.hypotheses[0]]
 
     def log_probs(row: list[int], output: list[int]) -> list[float]:
-        pieces = pieces_of(row), [target[i] for i in output]
-        [scored] = translator.score_batch([pieces[0]], [pieces[1]], max_input_length=0)
+        outputs = [[target[i] for i in output]]
+        [scored] = translator.score_batch([pieces_of(row)], outputs, max_input_length=0)
         return list(scored.log_probs)
 
     decoding = DecodingConfig(beam_size=1, forbidden_ids=loaded.config.decoding.forbidden_ids)
@@ -81,10 +81,6 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
     if loaded.config.example:
         tokenizer.src_lang = loaded.config.example.source
         [model.generation_config.forced_bos_token_id] = _tags(loaded).target
-
-    def encode(text: str) -> list[int]:
-        row: list[int] = tokenizer(text).input_ids
-        return row
 
     def translate(row: list[int], limit: int) -> list[int]:
         model.generation_config.max_length = limit + 1
@@ -103,7 +99,7 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
         translate,
         log_probs,
         # NllbTokenizer does not use SentencePiece, and segments a few texts in another way.
-        None if type(tokenizer).__name__.startswith("Nllb") else encode,
+        None if type(tokenizer).__name__.startswith("Nllb") else lambda text: tokenizer(text).input_ids,
         lambda output: tokenizer.decode(output, skip_special_tokens=True),
     )
 
