@@ -157,7 +157,7 @@ def _frontend_settings(server: Server) -> dict[str, Any]:
 
 async def _translate_file(server: Server, request: Request) -> Response:
     fields = await server.fields(request)
-    file, asked = fields.get("file"), {key: fields[key] for key in ("source", "target") if key in fields}
+    file, asked = fields.get("file"), {key: x for key, x in fields.items() if key in ("source", "target")}
     if not isinstance(file, UploadFile) or not (file.filename or "").lower().endswith(".txt"):
         raise HTTPException(400, "Invalid request: missing file parameter, a plain text (.txt)")
     try:
