@@ -117,9 +117,9 @@ class _Text:
 
     def __init__(self, units: Sequence[list[_Token]], keeps_spaces: bool):
         first, last = units[0][0], units[-1][-1]
-        raw = first.string[first.start() : last.end()]
-        self.begin = first.start() + len(raw) - len(raw.lstrip(_SPACES))  # in the source
-        self.end = first.start() + len(raw.rstrip(_SPACES))
+        head, tail = first["text"] or "", last["text"] or ""
+        self.begin = first.start() + len(head) - len(head.lstrip(_SPACES))  # in the source
+        self.end = last.end() - len(tail) + len(tail.rstrip(_SPACES))
         self.root = _Element("", "", 0, sys.maxsize)
         parts, size, open_ = list[str](), 0, [self.root]
         for unit in units:
