@@ -53,7 +53,7 @@ def _is_block(token: _Token) -> bool:
 
 
 def _is_single(token: _Token) -> bool:
-    """Whether a token is not a tag that has content after it."""
+    """Whether nothing can be in a token, or it is a whole element."""
     name = _name(token)
     return bool(token["kept"]) or name in _VOID or (name in _INLINE and token[0].endswith("/>"))
 
