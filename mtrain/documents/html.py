@@ -233,10 +233,9 @@ class _Placement:
     def _position(self, element: _Element, parent: _Element, begin: int, end: int) -> int:
         """Where an element without words is placed: before the translation of the word after it or, if it
         follows a word without a space, after the translation of this word."""
-        words = self._words(parent)
-        word = max(bisect_right(self._ends, element.begin), self._words(element).stop)
+        words, word = self._words(parent), self._words(element).stop  # the word after it
         if word <= words.start or word >= words.stop:
-            return begin if word <= words.start and words else end
+            return begin if word < words.stop else end
         after = min((self._spans[i][0] for i in self._links[word]), default=end)
         before = max((self._spans[i][1] for i in self._links[word - 1]), default=after)
         return min(max(begin, before if self._ends[word - 1] == element.begin else after), end)
