@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.search.search import maximum_lengths, search
+from mtrain.decoding.search.search import best_ids, maximum_lengths
 from mtrain.decoding.split import Splitter
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
@@ -63,8 +63,8 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
         return [target_ids[piece] for piece in found.hypotheses[0]]
 
     def log_probs(row: list[int], output: list[int]) -> list[float]:
-        pieces = pieces_of(row), [target[i] for i in output]
-        [scored] = translator.score_batch([pieces[0]], [pieces[1]], max_input_length=0)
+        outputs = [[target[i] for i in output]]
+        [scored] = translator.score_batch([pieces_of(row)], outputs, max_input_length=0)
         return list(scored.log_probs)
 
     decoding = DecodingConfig(beam_size=1, forbidden_ids=loaded.config.decoding.forbidden_ids)
@@ -81,10 +81,6 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
     if loaded.config.example:
         tokenizer.src_lang = loaded.config.example.source
         [model.generation_config.forced_bos_token_id] = _tags(loaded).target
-
-    def encode(text: str) -> list[int]:
-        row: list[int] = tokenizer(text).input_ids
-        return row
 
     def translate(row: list[int], limit: int) -> list[int]:
         model.generation_config.max_length = limit + 1
@@ -103,7 +99,7 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
         translate,
         log_probs,
         # NllbTokenizer does not use SentencePiece, and segments a few texts in another way.
-        None if type(tokenizer).__name__.startswith("Nllb") else encode,
+        None if type(tokenizer).__name__.startswith("Nllb") else lambda text: tokenizer(text).input_ids,
         lambda output: tokenizer.decode(output, skip_special_tokens=True),
     )
 
@@ -118,10 +114,7 @@ def open_bergamot(folder: Path, loaded: LoadedModel) -> Exported:
 
     def translate(row: list[int], limit: int) -> list[int]:
         lengths = {"max_length_ratio": 0.0, "max_length_offset": limit}
-        source = torch.tensor([row])
-        keep = torch.ones_like(source, dtype=torch.bool)
-        [[best, *_]] = search([model], source, keep, decoding.model_copy(update=lengths))
-        return best.ids
+        return best_ids(model, row, decoding.model_copy(update=lengths))
 
     forbidden = [*loaded.config.decoding.forbidden_ids, loaded.model.config.unk_id]
     decoding = DecodingConfig(beam_size=1, forbidden_ids=forbidden)
@@ -201,12 +194,10 @@ def _translate_by_both(
     model: DecodingTransformer, exported: Exported, row: list[int], prefix: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """The translations of source ids by mtrain and by the exported model, which begin with a prefix."""
-    source, decoding = torch.tensor([row]), exported.decoding
-    keep = torch.ones_like(source, dtype=torch.bool)
-    [[best, *_]] = search([model], source, keep, decoding, [prefix])
-    limit = int(maximum_lengths([model], keep.sum(1), decoding, [prefix]))
+    ours = best_ids(model, row, exported.decoding, prefix)
+    limit = int(maximum_lengths([model], torch.tensor([len(row)]), exported.decoding, [prefix]))
     # Programs disagree about the last token, because not all of them count EOS.
-    return best.ids[: limit - 1], exported.translate(row, limit)[: limit - 1]
+    return ours[: limit - 1], exported.translate(row, limit)[: limit - 1]
 
 
 def sample_texts(tokenizer: Tokenizer) -> list[str]:

@@ -36,6 +36,14 @@ _SHORT = 40  # characters of a text whose language cannot be told alone
 
 async def _translate(server: Server, request: Request) -> Response:
     fields = await server.fields(request)
+    answers = await _answers(server, request, fields)
+    if isinstance(fields["q"], list):
+        return JSONResponse({key: [answer[key] for answer in answers] for key in answers[0]})
+    return JSONResponse(answers[0])
+
+
+async def _answers(server: Server, request: Request, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers for the texts in the fields of a request. Raises HTTPException."""
     q, wanted = fields.get("q"), _Wanted.of(fields)
     texts = require_texts(q if isinstance(q, list) else [q], server.char_limit)
     source, target = text_of(fields, "source", "auto"), text_of(fields, "target")
@@ -48,12 +56,10 @@ async def _translate(server: Server, request: Request) -> Response:
         sources = [each["language"] for each in detected]
     for language in dict.fromkeys(sources):
         own = [i for i, each in enumerate(sources) if each == language]
-        found = await _answers(server, request, [texts[i] for i in own], language, target, wanted)
+        found = await _answers_from(server, request, [texts[i] for i in own], language, target, wanted)
         for i, answer in zip(own, found, strict=True):
             answers[i] |= answer
-    if isinstance(q, list):
-        return JSONResponse({key: [answer[key] for answer in answers] for key in answers[0]})
-    return JSONResponse(answers[0])
+    return answers
 
 
 def _without_markup(texts: Sequence[str]) -> list[str]:
@@ -88,7 +94,7 @@ class _Wanted(NamedTuple):
         return cls(format_ == "html", int(alternatives), aligned and format_ == "text")
 
 
-async def _answers(
+async def _answers_from(
     server: Server, request: Request, texts: Sequence[str], source: str, target: str, wanted: _Wanted
 ) -> list[dict[str, Any]]:
     """The answers for texts in a language; texts in the target language are not changed."""
@@ -151,17 +157,14 @@ def _frontend_settings(server: Server) -> dict[str, Any]:
 
 async def _translate_file(server: Server, request: Request) -> Response:
     fields = await server.fields(request)
-    source, target, file = text_of(fields, "source", "auto"), text_of(fields, "target"), fields.get("file")
+    file, asked = fields.get("file"), {key: x for key, x in fields.items() if key in ("source", "target")}
     if not isinstance(file, UploadFile) or not (file.filename or "").lower().endswith(".txt"):
         raise HTTPException(400, "Invalid request: missing file parameter, a plain text (.txt)")
     try:
-        texts = require_texts([(await file.read()).decode("utf-8-sig")], server.char_limit)
+        text = (await file.read()).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise HTTPException(400, "Invalid request: the file is not valid UTF-8") from None
-    if source == "auto":
-        source = (await server.detect(texts, target))[0]["language"]
-    wanted = _Wanted(html=False, alternatives=0, alignments=False)
-    [answer] = await _answers(server, request, texts, source, target, wanted)
+    [answer] = await _answers(server, request, {**asked, "q": text})
     url = request.url_for("/download_file/{name}", name=server.keep_file(answer["translatedText"]))
     return JSONResponse({"translatedFileUrl": str(url)})
 

@@ -41,10 +41,6 @@ class ServedModel:
         name = folder.parent.name if folder.name == "model" else folder.name
         return cls(name, translator, _short_codes(sources), _short_codes(targets))
 
-    def translates(self, source: str, target: str) -> bool:
-        """Whether the model translates between two languages, by clients' codes."""
-        return source in self.sources and target in self.targets and source != target
-
     @lru_cache(_MOST_TRANSLATORS)  # noqa: B019  (models live as long as the server)
     def between(self, source: str, target: str) -> Translator:
         """The translator for a direction, by clients' codes."""
@@ -105,23 +101,23 @@ class Models:
             f"{model.name}:{source}-{target}": (model, source, target)
             for model in served
             for source, target in product(model.sources, model.targets)
-            if model.translates(source, target)
+            if source != target
         }
         if not self.directions:
             raise UsageError(f"MODEL: {self.names}: no model translates into another language")
+        # The last value for a key, which is the first model for the direction.
+        self._models = {(s, t): model for model, s, t in reversed(self.directions.values())}
 
     def targets_of(self, source: str) -> list[str]:
         """The languages that a language can be translated into."""
-        return [code for code in self.codes if any(each.translates(source, code) for each in self.served)]
+        return [code for code in self.codes if (source, code) in self._models]
 
     def find(self, source: str, target: str) -> Translator:
         """The translator between two languages. Raises UsageError if no model has this direction."""
         source, target = (find_language(code) or code for code in (source, target))
         source = find_code(source, self.sources)
-        into = [code for model in self.served for code in model.targets if model.translates(source, code)]
-        target = find_code(target, [*dict.fromkeys(into)])
-        model = next(model for model in self.served if model.translates(source, target))
-        return model.between(source, target)
+        target = find_code(target, self.targets_of(source))
+        return self._models[source, target].between(source, target)
 
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
@@ -140,11 +136,11 @@ class Models:
             target = find_language(target) or target
             base = base_language(target)
             into = [code for code in self.codes if base_language(code) == base]
-            known = [s for s in self.sources if any(m.translates(s, t) for m in self.served for t in into)]
+            known = [s for s in self.sources if any((s, t) in self._models for t in into)]
             if not known:
                 raise UsageError(f"no model translates into {target}")
             sources = _by_language(known)
-            if base in sources or not found or found[0][0] != base or found[0][1] < _ALMOST_CERTAIN:
+            if base in sources or dict(found).get(base, 0.0) < _ALMOST_CERTAIN:
                 found, codes = detect_languages(text, sources), sources
             elif target in into:
                 codes[base] = target

@@ -43,7 +43,7 @@ async def complete_chat(server: Server, request: Request) -> Response:
     model, source, target = server.models.directions[id_]
     translator = model.between(source, target)
     texts = require_texts([_last_message(fields)], server.char_limit)
-    [translation] = await server.translate(request, translator, texts)
+    [translation] = await server.translate(request, translator, texts, n_best=1, alignments=False)
     answer = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": id_}
     reason = "stop" if translation.finished else "length"
     if fields.get("stream") is True:

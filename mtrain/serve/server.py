@@ -55,12 +55,7 @@ class Server:
         return await run_in_threadpool(self.models.detect, "\n".join(texts), target)
 
     async def translate(
-        self,
-        request: Request,
-        translator: Translator,
-        texts: Sequence[str],
-        n_best: int = 1,
-        alignments: bool = False,
+        self, request: Request, translator: Translator, texts: Sequence[str], n_best: int, alignments: bool
     ) -> list[Translation]:
         """Translate texts. Raises TimeoutError, UsageError, and HTTPException if the
         server is busy or decoding fails. If the client of the request goes away, it is canceled."""

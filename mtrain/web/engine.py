@@ -9,15 +9,13 @@ from io import BytesIO
 from pathlib import Path
 from urllib.request import urlopen
 
-from mtrain.errors import StorageError, UsageError
-from mtrain.interop.bergamot.engine import PACKAGE, VERSION, find_package
+from mtrain.errors import StorageError
+from mtrain.interop.bergamot.engine import FILES, PACKAGE, VERSION, find_package
 from mtrain.storage.atomic import write_text
 
 URL = f"https://registry.npmjs.org/{PACKAGE}/-/{PACKAGE.partition('/')[2]}-{VERSION}.tgz"
 # The SHA-512 of the archive, which the registry calls `dist.integrity`.
 INTEGRITY = "bNuuCwM/JnsIYQCKXcYKFT4Qc5vLMoB8Nbvz8ReIgs7xzebK8Sa+R8iEK8mLvNBe/WaZ6zrPaUQilLsRT/ea8Q=="
-WORKER = "translator-worker.js"
-_FILES = (WORKER, "bergamot-translator-worker.js", "bergamot-translator-worker.wasm")
 _SECONDS = 60  # without an answer of the registry
 
 
@@ -28,16 +26,13 @@ def copy_engine(into: Path, package: Path | None) -> None:
     into.mkdir()
     if package is None:
         with tarfile.open(fileobj=BytesIO(_download())) as archive:
-            for name in _FILES:
+            for name in FILES:
                 member = archive.extractfile(f"package/worker/{name}")
                 assert member is not None  # a regular file of this version
                 (into / name).write_bytes(member.read())
     else:
         found = find_package(package)
-        if found is None or not all((found / "worker" / name).is_file() for name in _FILES):
-            install = f"npm install {PACKAGE}@{VERSION}"
-            raise UsageError(f"--engine {package}: does not contain {PACKAGE}; run {install}")
-        for name in _FILES:
+        for name in FILES:
             (into / name).write_bytes((found / "worker" / name).read_bytes())
     # It also says where the source code is.
     write_text(into / "LICENSE.txt", (files("mtrain.web") / "bergamot.LICENSE.txt").read_text("utf-8"))

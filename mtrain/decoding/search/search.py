@@ -13,7 +13,7 @@ from mtrain.decoding.search.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
-from mtrain.model.incremental import Models
+from mtrain.model.incremental import DecodingTransformer, Models
 
 
 @torch.inference_mode()
@@ -53,6 +53,15 @@ def search(
     tokens, log_probs = _generate(predictor, constraints, noise, scored)
     eos_id = predictor.model_config.eos_id
     return ranked_hypotheses(tokens, log_probs, max_lengths, config.length_penalty, eos_id)
+
+
+def best_ids(
+    model: DecodingTransformer, row: Sequence[int], config: DecodingConfig, prefix: Sequence[int] = ()
+) -> list[int]:
+    """The ids of the best translation, without EOS, of the source ids of one sentence."""
+    source = torch.tensor([row])
+    [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), config, [prefix])
+    return best.ids
 
 
 def maximum_lengths(

@@ -7,12 +7,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from sacrebleu import corpus_chrf
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
-from mtrain.decoding.search.search import search
+from mtrain.decoding.search.search import best_ids
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.bergamot.write import MAX_TOKENS, MODEL, arithmetic, vocabularies_in
 from mtrain.model.incremental import DecodingTransformer
@@ -20,31 +19,35 @@ from mtrain.tokenizer.tokenizer import SPACES
 
 PACKAGE = "@browsermt/bergamot-translator"
 VERSION = "0.4.9"  # that exports were tested with
-_WORKER = "worker/translator-worker.js"
+_WORKER = "translator-worker.js"
+FILES = (_WORKER, "bergamot-translator-worker.js", "bergamot-translator-worker.wasm")  # in `worker`
 _HALF_A_CHARACTER = "\ufffd"
 _MOST_DIFFERENT = 0.01  # the share of translations that may differ in fp32, because of ties; at least one
 _LEAST_CHRF = 50.0  # of translations in int8, with those of mtrain as references
 
 
-def find_package(folder: Path) -> Path | None:
-    """The folder of the npm package: `folder`, or in its node_modules; None if it is not there."""
-    candidates = (folder, folder / "node_modules" / PACKAGE)
-    return next((place for place in candidates if (place / _WORKER).is_file()), None)
+def find_package(folder: Path) -> Path:
+    """The folder of the npm package: `folder`, or in its node_modules. Raises UsageError if it is incomplete
+    or not there."""
+    for place in (folder, folder / "node_modules" / PACKAGE):
+        if all((place / "worker" / name).is_file() for name in FILES):
+            return place
+    install = f"npm install {PACKAGE}@{VERSION}"
+    raise UsageError(f"--engine {folder}: does not contain {PACKAGE}; run {install}")
 
 
 def find_engine(folder: Path | None) -> Path | None:
-    """As `find_package`, by default for the working directory. None also if there is no Node. Raises
-    UsageError instead if a folder is given."""
-    found = find_package(folder or Path())
-    if found is not None and shutil.which("node"):
-        return found
-    if folder is not None:
-        if found:
+    """As `find_package`, by default for the working directory. Raises UsageError also if there is no Node.
+    Without a folder, returns None instead."""
+    try:
+        found = find_package(folder or Path())
+        if not shutil.which("node"):
             raise UsageError(f"--engine {folder}: needs Node, which is not installed; leave it out")
-        raise UsageError(
-            f"--engine {folder}: does not contain {PACKAGE}; run npm install {PACKAGE}@{VERSION}"
-        )
-    return None
+    except UsageError:
+        if folder is not None:
+            raise
+        return None
+    return found
 
 
 def translate_with_engine(
@@ -59,7 +62,7 @@ def translate_with_engine(
         "texts": texts,
         "html": html,
     }
-    command = ["node", str(Path(__file__).with_name("engine.cjs")), str(engine / _WORKER)]
+    command = ["node", str(Path(__file__).with_name("engine.cjs")), str(engine / "worker" / _WORKER)]
     ended = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, check=False)
     try:
         found: list[str] = json.loads(ended.stdout)
@@ -86,9 +89,7 @@ def compare_with_engine(
     theirs = translate_with_engine(engine, folder, [text for text, _ in given], int8)
     ours, different = list[str](), list[str]()
     for (text, row), found in zip(given, theirs, strict=True):
-        source = torch.tensor([row])
-        [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), settings)
-        ids = best.ids[: 2 * len(row) - 1]
+        ids = best_ids(model, row, settings)[: 2 * len(row) - 1]
         own, found = (each.translate(SPACES).strip() for each in (*loaded.tokenizer.decode([ids]), found))
         ours.append(own)
         begin = own.rstrip(_HALF_A_CHARACTER) if len(ids) == 2 * len(row) - 1 else ""

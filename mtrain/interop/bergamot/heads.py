@@ -11,7 +11,7 @@ from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.alignment import Words, align, words_at
 from mtrain.decoding.search.forced import all_attention, cross_attention
-from mtrain.decoding.search.search import search
+from mtrain.decoding.search.search import best_ids
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
@@ -28,10 +28,10 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
     for row in rows:
         source = torch.tensor([row])
         keep = torch.ones_like(source, dtype=torch.bool)
-        [[best, *_]] = search([model], source, keep, DecodingConfig(beam_size=1))
-        target = torch.tensor([[*best.ids, loaded.model.config.eos_id]])
+        ids = best_ids(model, row, DecodingConfig(beam_size=1))
+        target = torch.tensor([[*ids, loaded.model.config.eos_id]])
         cross = torch.cat(all_attention(model, source, keep, target)["cross"]).numpy()  # (L, H, T, S)
-        words = _words(loaded.tokenizer.source, row[:-1]), _words(loaded.tokenizer.target, best.ids)
+        words = _words(loaded.tokenizer.source, row[:-1]), _words(loaded.tokenizer.target, ids)
         attention = cross_attention([model], source, keep, target, layer)
         ours = set(align(attention[0].numpy(), *words))
         for place in np.ndindex(agreements.shape):

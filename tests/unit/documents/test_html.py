@@ -67,6 +67,7 @@ def translated(html, translate):
         ("<style-guide>yes</style-guide><STYLE >no</style>", ["yes"]),
         ("yes <a><svg><text>no</text></svg> yes</a>, <math><mi>no</mi></math>!", ["yes yes, !"]),
         ("yes <svg class=icon /> yes<p>yes</p>", ["yes yes", "yes"]),
+        ("<script>'class=notranslate'</script>translate=no<p>yes</p>", ["translate=no", "yes"]),
         ("<!-- no --><textarea>no</textarea> <a><img alt=no></a>", []),
         ("", []),
         ("plain", ["plain"]),
@@ -110,9 +111,17 @@ def test_of_scattered_words_the_longest_run_is_in_the_element():
         "<b><p>one two</p></b>",
         "a <b>b <i>c</b> d</i> e",
         "x <unknown-tag>y</unknown-tag> z",
+        "a <svg> b ",
     ],
 )
 def test_unbalanced_markup_is_kept(html):
+    assert translated(html, same) == html
+
+
+@pytest.mark.parametrize(
+    "html", ["one <i>two</i><sup>1</sup> three", "a <b>b-</b><code>c</code> d", "<code>a</code><b>-b</b> c"]
+)
+def test_elements_that_share_a_word_stay_beside_each_other(html):
     assert translated(html, same) == html
 
 
