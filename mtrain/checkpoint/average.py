@@ -1,18 +1,17 @@
 """Averages the weights of several models (Wortsman et al., "Model soups", ICML 2022, section 2)."""
 
-import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import Loaded, load_any_model, save_model_folder
 from mtrain.checkpoint.model_info import Origin, describe_ancestor, name_of, new_info
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
-from mtrain.errors import ModelError, StorageError
+from mtrain.errors import ModelError
 from mtrain.model.build import AnyModel
 from mtrain.progress_bar import with_progress
 from mtrain.storage.atomic import require_new_folder
@@ -25,7 +24,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     them.
 
     Raises UsageError if `out` exists, ModelError if a model is damaged or its architecture, vocabulary or
-    languages differ from the first model's.
+    languages differ from the first model's, and StorageError if writing fails.
     """
     require_new_folder(out)
     first = load_any_model(paths[0], overrides)
@@ -43,14 +42,9 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
         for name, tensor in other.model.state_dict().items():
             total[name] += tensor
         ancestors.append(describe_ancestor(path, other.fingerprint))
-    with tempfile.TemporaryDirectory() as folder:
-        weights = Path(folder) / "model.safetensors"
-        try:
-            save_file({name: (tensor / len(paths)).float() for name, tensor in total.items()}, weights)
-        except SafetensorError as error:
-            raise StorageError(f"cannot write a temporary file: {error}") from None
-        info = new_info(name_of(out), Origin(kind="averaged", ancestors=ancestors))
-        save_model_folder(out, weights, to_yaml(config), first.tokenizer, info, is_new=True)
+    write_weights = partial(save_file, {name: (sum_ / len(paths)).float() for name, sum_ in total.items()})
+    info = new_info(name_of(out), Origin(kind="averaged", ancestors=ancestors))
+    save_model_folder(out, write_weights, to_yaml(config), first.tokenizer, info, is_new=True)
     return config
 
 

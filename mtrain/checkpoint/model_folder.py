@@ -1,8 +1,7 @@
 """Model folders, which contain only what translation needs: the weights, the tokenizer and the settings."""
 
-import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -32,14 +31,19 @@ from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
 
 
 def save_model_folder(
-    folder: Path, weights: Path, contents: str, tokenizer: Tokenizer, info: ModelInfo, is_new: bool = False
+    folder: Path,
+    write_weights: Callable[[Path], object],
+    contents: str,
+    tokenizer: Tokenizer,
+    info: ModelInfo,
+    is_new: bool = False,
 ) -> None:
-    """Write a model folder: config.yaml with `contents`, a copy of the file `weights`, tokenizer/, info.json
-    and README.md. If it `is_new`, it must not exist yet."""
+    """Write a model folder: config.yaml with `contents`, model.safetensors by `write_weights`, tokenizer/,
+    info.json and README.md. If it `is_new`, it must not exist yet."""
 
     def fill(temporary: Path) -> None:
         write_text(temporary / "config.yaml", contents)
-        shutil.copyfile(weights, temporary / "model.safetensors")
+        write_weights(temporary / "model.safetensors")
         copy_tokenizer(tokenizer.files[0].parent, temporary / "tokenizer")
         write_info(temporary, info)
         write_card(temporary)

@@ -1,7 +1,9 @@
 """Publishes the best weights of a run as its model folder, `RUN/model`."""
 
 import logging
+import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import evaluation_weights, rename_superseded, verify_checkpoint
@@ -54,7 +56,8 @@ def publish_best(state: TrainState, config: Config, tokenizer: Tokenizer, verify
     except Exception as error:  # the model can be used without it, and training can continue
         log.warning("%s: cannot describe the run: %s", run_dir, error)
         info = new_info(name_of(run_dir), Origin(kind="trained"))
-    save_model_folder(folder, evaluation_weights(best), contents, tokenizer, info)
+    write_weights = partial(shutil.copyfile, evaluation_weights(best))
+    save_model_folder(folder, write_weights, contents, tokenizer, info)
     card = folder / CARD
     if not is_unedited(card):
         log.info("%s was edited and is kept; `mtrain info %s --card` prints a new one", card, run_dir)

@@ -1,6 +1,7 @@
 """`mtrain average`."""
 
 import resource
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,12 @@ def relative(run_dir, tmp_path_factory):
         folder, draw = tmp_path_factory.mktemp("relative"), np.random.default_rng(seed)
         tensors = load_file(run_dir / "model/model.safetensors")
         moved = {k: t + draw.normal(0, 0.003, t.shape).astype(t.dtype) for k, t in tensors.items()}
-        save_file(moved, folder / "weights")
         raw = read_yaml_file(run_dir / "model/config.yaml")
         raw |= languages or {}
         raw["model"] |= sizes
         tokenizer = Tokenizer(run_dir / "tokenizer")
-        save_model_folder(folder / "model", folder / "weights", yaml.safe_dump(raw), tokenizer, ModelInfo())
+        write_weights = partial(save_file, moved)
+        save_model_folder(folder / "model", write_weights, yaml.safe_dump(raw), tokenizer, ModelInfo())
         return folder / "model"
 
     return make
@@ -97,12 +98,12 @@ def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp
     assert code == 2 and "average needs two models or more" in one_line(err)
 
 
-def test_a_temporary_file_that_cannot_be_written_is_a_storage_error(run_dir, relative, tmp_path):
+def test_weights_that_cannot_be_written_are_a_storage_error(run_dir, relative, tmp_path):
     other, limits = relative(1), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # bytes
     try:
         code, _, err = run_forked("average", run_dir, other, "-o", tmp_path / "mean")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert code == 6 and "cannot write a temporary file: " in one_line(err)
+    assert code == 6 and f"{tmp_path / 'mean'}: cannot write: " in one_line(err)
     assert not (tmp_path / "mean").exists()

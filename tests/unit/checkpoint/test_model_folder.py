@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.support.training import PAIRS
 def test_a_model_folder_is_self_contained_and_reproducible(run_dir, tmp_path):
     contents = (run_dir / "model/config.yaml").read_text()
     best = json.loads((run_dir / "checkpoints/index.json").read_text())["best"]
-    weights = run_dir / "checkpoints" / best / "model.safetensors"
+    weights = partial(shutil.copyfile, run_dir / "checkpoints" / best / "model.safetensors")
     save_model_folder(
         tmp_path / "copy", weights, contents, Tokenizer(run_dir / "tokenizer"), read_info(run_dir / "model")
     )
@@ -41,7 +42,7 @@ def test_a_model_folder_without_the_later_dropout_keys_loads(run_dir, tmp_path):
     contents = (run_dir / "model/config.yaml").read_text()
     older = [line for line in contents.splitlines() if "_dropout:" not in line]
     assert len(older) == len(contents.splitlines()) - 3
-    weights, copy = run_dir / "model/model.safetensors", tmp_path / "copy"
+    weights, copy = partial(shutil.copyfile, run_dir / "model/model.safetensors"), tmp_path / "copy"
     save_model_folder(copy, weights, "\n".join(older), Tokenizer(run_dir / "tokenizer"), ModelInfo())
     assert load_model(copy).config == load_model(run_dir / "model").config
 
@@ -53,7 +54,7 @@ def test_a_model_folder_with_a_key_that_was_removed_loads(run_dir, tmp_path):
         .replace("\nmodel:\n", "\nmodel:\n  initialization: xavier\n")
     )
     assert "initialization" in older
-    weights, copy = run_dir / "model/model.safetensors", tmp_path / "copy"
+    weights, copy = partial(shutil.copyfile, run_dir / "model/model.safetensors"), tmp_path / "copy"
     save_model_folder(copy, weights, older, Tokenizer(run_dir / "tokenizer"), ModelInfo())
     assert load_model(copy).config == load_model(run_dir / "model").config
 
