@@ -9,20 +9,13 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mtrain.checkpoint.model_card import read_card, stated_license
-from mtrain.checkpoint.model_info import (
-    Description,
-    ModelInfo,
-    Score,
-    describe_model,
-    has_run_config,
-    is_run,
-    require_folder,
-)
+from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
 from mtrain.checkpoint.state import Plan
 from mtrain.config.choices import Choice
 from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.sections.training import TrainingConfig
+from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.runs.describe import describe_run
@@ -130,7 +123,7 @@ def _summarize(path: Path) -> Summary:
     folder = path
     config = progress = None
     choices: list[Choice] = []
-    if is_run(path) or has_run_config(path):  # even if the run has just begun
+    if _is_run(path):
         folder = path / "model"
         try:
             config = validate(Config, read_config(path / "config.yaml"), str(path / "config.yaml"))
@@ -158,6 +151,16 @@ def _read_choices(run_dir: Path) -> list[Choice]:
     with suppress(OSError, ValueError):
         return _CHOICES.validate_json(read_file(run_dir / "choices.json"))
     return []
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run folder, even if the run has just begun."""
+    if is_run(path):
+        return True
+    with suppress(UsageError):
+        values = read_yaml_file(path / "config.yaml")
+        return isinstance(values, dict) and "run_dir" in values
+    return False
 
 
 def _info_of_run(run_dir: Path, config: Config) -> ModelInfo:
