@@ -21,8 +21,8 @@ _INLINE = frozenset(["", *_NAMES.split()])  # the name of comments and of text i
 _VOID_NAMES = "area base br col embed hr img input link meta source track wbr"
 _VOID = frozenset(["", *_VOID_NAMES.split()])
 # Blocks whose end tag may be omitted, and the blocks (as regular expressions) whose start tags then end them.
-_ENDED_BY = {"p": ".*", "li": "li", "option": "option", "dt": "dt|dd", "dd": "dt|dd"}
-_ENDED_BY |= {"td": "td|th|tr", "th": "td|th|tr", "tr": "tr"}
+_ENDED_BY = {"p": ".*", "li": "li", "option": "option|optgroup", "dt": "dt|dd", "dd": "dt|dd"}
+_ENDED_BY |= dict.fromkeys(("td", "th"), "td|th|tr|tbody|tfoot") | {"tr": "tr|tbody|tfoot"}
 # Elements whose content is not translated, by their names or attributes.
 _KEPT_NAMES = ("code", "kbd", "samp", "var")
 _KEPT = re.compile(r"(?i)\btranslate\s*=\s*[\"']?no\b|\bclass\s*=\s*(?:[\"'][^\"']*)?\bnotranslate\b")
@@ -125,6 +125,7 @@ class _Text:
         for unit in units:
             token, name = unit[0], _name(unit[0])
             plain = "".join(map(_plain, unit))
+            plain = plain if parts else plain.lstrip(_SPACES)  # as at `begin`
             parts.append(plain if keeps_spaces else _SPACE.sub(" ", plain))
             begin, size = size, size + len(parts[-1])
             if token["end"] and name in [each.name for each in open_[1:]]:

@@ -33,7 +33,8 @@ def send(pipe: IO[bytes], message: object) -> None:
 
 def receive(pipe: IO[bytes]) -> Any:
     """Read a message. Raises EOFError if the other process has ended; ValueError if this process cannot make
-    the object, for example because mtrain has been updated meanwhile."""
+    the object, for example because mtrain has been updated meanwhile; and MtrainError if the files of the
+    object, such as a tokenizer, are missing or damaged."""
     try:
         return pickle.load(pipe)
     except pickle.UnpicklingError as error:  # the message is incomplete
@@ -68,7 +69,7 @@ def _answer(function: Callable[[Any], Any], messages: IO[bytes]) -> Answer:
     """What the function returns or raises for the next message. Raises EOFError if there is none."""
     try:
         message = receive(messages)
-    except (ValueError, MemoryError) as error:
+    except (ValueError, MemoryError, errors.MtrainError) as error:
         return Answer(None, _portable(error))
     try:
         return Answer(function(message))

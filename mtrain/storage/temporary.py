@@ -46,13 +46,13 @@ class TemporaryStream:
             yield from iter(lambda: self._file.read(size), b"")
 
     def as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """What was written so far as a writable array, mapped into memory from a file. Nothing must be
-        written to the stream afterwards."""
-        with self._errors():
-            self._file.rollover()
-            self._file.flush()
-            is_empty = not self._file.seek(0, 2)  # which cannot be mapped
-            return np.empty(0, dtype) if is_empty else np.memmap(self._file, dtype, "r+")
+        """What was written so far as a writable array, mapped into memory from a file. The stream is closed:
+        it must not be used afterwards."""
+        with self._errors(), self._file as file:
+            file.rollover()
+            file.flush()
+            is_empty = not file.seek(0, 2)  # which cannot be mapped
+            return np.empty(0, dtype) if is_empty else np.memmap(file, dtype, "r+")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -131,6 +131,8 @@ def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_
     """Write a tokenizer into an empty folder: a copy, or one that is learned."""
     settings, shared = config.tokenizer, shared_tokenizer(config.data)
     if shared is not None:
+        if adapt_vocab_size:  # another run may have made it since the config was resolved
+            settings = settings.model_copy(update={"vocab_size": tokenizer_settings(shared).vocab_size})
         _require_same_tokenizer(settings, shared)
         copy_files(shared, folder, {MANIFEST})
     elif settings.path is None:

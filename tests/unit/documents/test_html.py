@@ -67,6 +67,8 @@ def translated(html, translate):
         ("<style-guide>yes</style-guide><STYLE >no</style>", ["yes"]),
         ("yes <a><svg><text>no</text></svg> yes</a>, <math><mi>no</mi></math>!", ["yes yes, !"]),
         ("yes <svg class=icon /> yes<p>yes</p>", ["yes yes", "yes"]),
+        ("<table><thead><tr translate=no><th>no<th>no<tbody><tr><td>yes<td>x</table>", ["yes", "x"]),
+        ("<select><option translate=no>no<optgroup label=x><option>yes</select>", ["yes"]),
         ("<script>'class=notranslate'</script>translate=no<p>yes</p>", ["translate=no", "yes"]),
         ("<!-- no --><textarea>no</textarea> <a><img alt=no></a>", []),
         ("", []),
@@ -112,9 +114,10 @@ def test_of_scattered_words_the_longest_run_is_in_the_element():
         "a <b>b <i>c</b> d</i> e",
         "x <unknown-tag>y</unknown-tag> z",
         "a <svg> b ",
+        "<li>\n  <a href=x><img src=1><img src=2></a> Hello <b>world</b></li>",
     ],
 )
-def test_unbalanced_markup_is_kept(html):
+def test_unbalanced_and_empty_elements_are_kept(html):
     assert translated(html, same) == html
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mtrain.errors import DataError
+from mtrain.errors import DataError, ModelError
 from mtrain.processes.pool import (
     Prepare,
     WorkerEndedError,
@@ -25,6 +26,7 @@ from mtrain.processes.pool import (
     reporting_silence,
 )
 from mtrain.processes.stop_signals import STOP_SIGNALS
+from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.worker import Action, prepare
 
 WORKER = "tests.support.worker"  # its processes do what their tasks say
@@ -49,6 +51,14 @@ def test_results_are_in_the_order_of_the_tasks():
     tasks = [Action("echo", number) for number in range(20)]
     assert list(map_tasks(local, PREPARE, tasks, 2)) == [(task, task.value) for task in tasks]
     assert results(*tasks[:2], workers=1) == ["local 0", "local 1"]
+
+
+def test_a_tokenizer_that_is_gone_when_a_process_loads_it_is_an_error(run_dir: Path, tmp_path: Path):
+    tokenizer = Tokenizer(Path(shutil.copytree(run_dir / "tokenizer", tmp_path / "tokenizer")))
+    assert results(("echo", tokenizer))[0].fingerprint() == tokenizer.fingerprint()
+    shutil.rmtree(tmp_path / "tokenizer")
+    with pytest.raises(ModelError, match=r"joint\.model: cannot read the tokenizer: No such file"):
+        results(("echo", tokenizer))
 
 
 def test_what_a_process_prints_while_python_starts_is_no_answer(tmp_path: Path, monkeypatch):

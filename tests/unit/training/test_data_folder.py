@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.prepare import open_data
@@ -23,6 +24,7 @@ from mtrain.data.store.folder import DataFolder, Summary, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.setup.prepare_run import prepare_only
+from mtrain.training.setup.resolve import Resolved, resolve_config
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, losses, same_weights
@@ -130,6 +132,22 @@ def test_the_shared_tokenizer_may_be_learned_with_other_settings(make, tmp_path,
     for _ in range(2):
         prepare_only(make("second", data=shared))
     assert "has changed since the tokenizer was learned" not in caplog.text
+
+
+def test_a_tokenizer_that_another_run_makes_meanwhile_is_used(make, monkeypatch):
+    real = resolve_config
+
+    def slow(config: Config) -> Resolved:
+        found = real(config)
+        prepare_only(make("other", tokenizer={"vocab_size": 331}))
+        return found
+
+    monkeypatch.setattr(
+        "mtrain.training.setup.tokenizer.resolve_config", lambda config, *_, **__: slow(config)
+    )
+    raw = make().model_dump(mode="json", exclude_unset=True)
+    config = validate(Config, {**raw, "model": {"preset": "auto"}, "tokenizer": {}}, "test")
+    assert tokenize(config).source_vocab_size == 331
 
 
 def test_a_run_may_move_to_a_data_folder(make, tmp_path):
