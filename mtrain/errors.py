@@ -37,8 +37,8 @@ class StorageError(MtrainError, exit_code=6):
 
 
 def cannot_write(path: Path, error: Exception) -> StorageError:
-    """The error to raise for a file or folder that cannot be written, because of an error of the system or of
-    a library."""
+    """The error to raise for a file or folder that cannot be written. `error` is the cause, raised by the
+    system or a library."""
     return StorageError(f"{path}: cannot write: {getattr(error, 'strerror', None) or error}")
 
 

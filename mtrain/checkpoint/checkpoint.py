@@ -48,8 +48,8 @@ def collect_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor], is_first: bool = True
 ) -> TensorFiles:
     """The tensors to save: the weights, the optimizer's moments, and the averaged weights, if there are any.
-    Those that several ranks share are gathered in host memory, for rank 0 only: the result of the others is
-    incomplete. All ranks call this together."""
+    Tensors that are sharded over ranks are gathered in host memory, on rank 0 only; the result on other ranks
+    is incomplete. All ranks call this together."""
     moments = {
         f"{key}.{name}": value
         for name, parameter in model.named_parameters()
@@ -110,7 +110,7 @@ def _name(step: int | None) -> str | None:
 
 
 def _write_index(run_dir: Path, state: TrainState, **more: Any) -> None:
-    """Name the best checkpoint and the one of the state, which is the last one, in the index."""
+    """Write the index: the best checkpoint, and the checkpoint of `state` as the last one."""
     index = {"best": _name(state.best_step), "last": _name(state.step), **more}
     write_atomically(run_dir / "checkpoints" / INDEX, json.dumps(index) + "\n")
 

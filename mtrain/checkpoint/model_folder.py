@@ -38,8 +38,8 @@ def save_model_folder(
     info: ModelInfo,
     is_new: bool = False,
 ) -> None:
-    """Write a model folder: config.yaml with `contents`, model.safetensors by `write_weights`, tokenizer/,
-    info.json and README.md. If it `is_new`, it must not exist yet."""
+    """Write a model folder: config.yaml with `contents`, model.safetensors, which `write_weights` writes,
+    tokenizer/, info.json and README.md. If it `is_new`, the folder must not exist yet."""
 
     def fill(temporary: Path) -> None:
         write_text(temporary / "config.yaml", contents)

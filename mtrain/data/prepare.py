@@ -90,8 +90,8 @@ def prepare_data(
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed. An
     interrupted encoding is resumed, and only what is missing or damaged is encoded again. The result does
-    not depend on the number of processes that encode, the `workers` of the scanner; None is one for each core
-    if the corpus is large.
+    not depend on the number of processes that encode: the `workers` of the scanner or, if they are None and
+    the corpus is large, one for each core.
 
     In a shared folder, other inputs are an error, because other runs may use the folder. The seed with which
     the folder was begun is used.

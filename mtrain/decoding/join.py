@@ -41,8 +41,8 @@ def join_texts(
 def _joined(
     ranked: Sequence[Sequence[Translation]], join_column: Callable[[Sequence[Translation]], Translation]
 ) -> list[Translation]:
-    """The best translations of a whole, given those of its parts: the k-th best consists of their k-th best,
-    which `join_column` joins."""
+    """The best translations of a line or text from those of its parts: `join_column` joins the k-th best
+    translations of all parts into the k-th best of the whole."""
     return [*ranked[0]] if len(ranked) == 1 else [join_column(column) for column in kth_best(ranked)]
 
 

@@ -53,19 +53,19 @@ def _is_block(token: _Token) -> bool:
 
 
 def _is_single(token: _Token) -> bool:
-    """Whether nothing can be in a token, or it is a whole element."""
+    """Whether a token has no end tag: a void or self-closing tag, a comment, text, or a whole element."""
     name = _name(token)
     return bool(token["kept"]) or name in _VOID or (name in _INLINE and token[0].endswith("/>"))
 
 
 def _plain(token: _Token) -> str:
-    """The text of a token without markup."""
+    """What a token is in the text without markup: text itself, a space for a block, otherwise nothing."""
     return unescape(token[0]) if token["text"] else " " * _is_block(token)
 
 
 def _ends(tokens: Sequence[_Token]) -> dict[int, int]:
-    """The number of the token after each element, by the number of its start tag; without elements within a
-    sentence that do not end."""
+    """By the number of each start tag, the number of the token after its element. Elements within a sentence
+    that have no end tag are left out."""
     ends: dict[int, int] = {}
     open_: dict[str, list[int]] = defaultdict(list)  # start tags without an end tag so far, by name
     blocks: list[int] = []  # start tags of open blocks
@@ -88,7 +88,8 @@ def _ends(tokens: Sequence[_Token]) -> dict[int, int]:
 
 
 def _units(source: str) -> Iterator[list[_Token]]:
-    """The tokens of HTML: those of an element whose content is not translated together, others alone."""
+    """Yield the tokens of HTML in groups: each element whose content is not translated is one group, every
+    other token is a group of its own."""
     tokens = [*_TOKEN.finditer(source)]
     ends, number = _ends(tokens), 0
     while number < len(tokens):
@@ -101,7 +102,7 @@ def _units(source: str) -> Iterator[list[_Token]]:
 
 @dataclass(eq=False)
 class _Element:
-    """Markup within a text: an element or, if nothing can be in it, a tag or comment."""
+    """Markup within a text: an element, a tag without content, or a comment."""
 
     name: str
     start: str  # the markup as it is in the source, with the content if that is not translated
@@ -125,7 +126,7 @@ class _Text:
         for unit in units:
             token, name = unit[0], _name(unit[0])
             plain = "".join(map(_plain, unit))
-            plain = plain if parts else plain.lstrip(_SPACES)  # as at `begin`
+            plain = plain if parts else plain.lstrip(_SPACES)  # `self.begin` is after them
             parts.append(plain if keeps_spaces else _SPACE.sub(" ", plain))
             begin, size = size, size + len(parts[-1])
             if token["end"] and name in [each.name for each in open_[1:]]:

@@ -36,8 +36,8 @@ class MetricComparison(NamedTuple):
     signature: str  # has the seed and the numbers of resamples (bs) and trials (ar)
 
     def rows(self) -> Iterator[list[str]]:
-        """For each system, its name, its score, the mean, the confidence, and the p-values as text. After a
-        p-value, there is a star if it is significant, otherwise a space."""
+        """Yield a row of text for each system: name, score, mean, confidence and p-values. A star follows a
+        significant p-value, a space follows any other."""
         digits, baseline = decimals(self.metric), self.scores[0]
         for each in self.scores:
             numbers = [f"{number:.{digits}f}" for number in (each.score, each.mean, each.confidence)]

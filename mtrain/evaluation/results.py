@@ -41,7 +41,7 @@ class SetResult(NamedTuple):
 
 
 def _record(bucket: LengthBucket) -> dict[str, Any]:
-    """The scores of sentences of similar lengths as JSON has them."""
+    """The scores of sentences of similar lengths, as an object of JSON."""
     return {**bucket._asdict(), "scores": {score.metric: score.score for score in bucket.scores}}
 
 
@@ -49,8 +49,8 @@ def score_systems(
     test: TestSet, outputs: Mapping[str, Output], metrics: dict[str, Any], by_length: bool, by_sentence: bool
 ) -> SetResult:
     """Score the translations of a test set by each system, and compare the systems with the first one. With
-    `by_length`, also score the sentences of each range of source lengths, without COMET; with `by_sentence`,
-    each sentence."""
+    `by_length`, also score the sentences of each range of source lengths, without COMET. With
+    `by_sentence`, also score each sentence."""
     systems, references = {name: output.texts for name, output in outputs.items()}, test.references
     scores = score(next(iter(systems.values())), references, metrics)
     comparisons = compare_systems(systems, references, metrics) if len(systems) > 1 else []

@@ -80,9 +80,9 @@ class Dropout(nn.Module):
 def sinusoidal_positions(length: int, width: int, kind: Positions = "sinusoidal", first: int = 0) -> Tensor:
     """(length, width) table of sin and cos of p / 10000^(2i/width) (section 3.5), for p from `first` on.
 
-    All sines come first, then all cosines; with "sinusoidal_interleaved" they alternate, as in the paper.
-    With "sinusoidal_marian", the exponent is i / (width/2 - 1), as in Marian, tensor2tensor and fairseq,
-    whose slowest frequency is exactly 1 / 10000.
+    By default, all sines come first, then all cosines; with "sinusoidal_interleaved" they alternate, as in
+    the paper. With "sinusoidal_marian", the exponent is i / (width/2 - 1), as in Marian, tensor2tensor and
+    fairseq; the slowest frequency is then exactly 1 / 10000.
     """
     steps = width / 2 - 1 if kind == "sinusoidal_marian" else width / 2
     frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.float64) / steps)
@@ -336,7 +336,7 @@ class DecoderLayer(nn.Module):
 class Encoder(nn.Module):
     """The encoder with its embeddings: the first part of a Transformer and of a pair classifier."""
 
-    encoder: Sequence[EncoderLayer]  # `nn.ModuleList` does not say what it contains
+    encoder: Sequence[EncoderLayer]  # an nn.ModuleList, whose type does not say what it contains
 
     def __init__(self, config: ModelConfig):
         super().__init__()

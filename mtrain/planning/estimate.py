@@ -133,8 +133,8 @@ class Estimator:
     def memory_of(self, shape: Shape) -> dict[str, int]:
         """Peak memory in bytes, of each part and in total, with a micro-batch of a shape.
 
-        The average is the one of the weights, with `training.ema_decay`. The logits include the gradients
-        that the loss computes early.
+        `average` is the averaged weights (`training.ema_decay`). `logits` includes the gradients that the
+        loss computes early.
         """
         workers, weights = self.device.workers, FP32 * self.parameters["total"]
         trained, loss = FP32 * self.trained_parameters, cost.loss_gradient_bytes(self.architecture, shape)

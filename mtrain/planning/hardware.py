@@ -31,7 +31,7 @@ class Link(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """A device. Rates are peaks, without sparsity; those of the hardware `measured` are 0."""
+    """A device. Rates are peaks, without sparsity; they are 0 for the hardware `measured`."""
 
     name: str
     low_flops: float  # FLOP/s of matrix products in bf16 or fp16

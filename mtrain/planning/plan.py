@@ -136,8 +136,8 @@ class _Planner:
         smallest = smallest_sizes(config)
 
         def speed_of(sized: Config) -> Speed:
-            """The speed of all devices, without communication. Raises MemoryError if memory is short, except
-            for the smallest model: the plan will say that not even this one fits."""
+            """The total speed of all devices, without communication. Raises MemoryError if a model does not
+            fit in memory, unless it is the smallest: the plan will say that not even this one fits."""
             estimator = self._estimator(sized)
             if estimator.fits(estimator.memory()):
                 time, _ = self._times(estimator, sized)

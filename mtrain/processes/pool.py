@@ -109,7 +109,7 @@ class WorkerProcess:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("this program is not run by a Python interpreter")
         self.ready = False  # whether `prepare` is done
-        self.is_replacement = False  # of a process that has ended, in a pool
+        self.is_replacement = False  # whether it replaces a process of a pool that has ended
         self.name = "a worker process"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *sys.path],
@@ -170,7 +170,7 @@ class WorkerPool:
         self._prepare, self.count = prepare, count
         self._processes: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _kill_all, os.getpid(), self._processes)
-        # Processes that do no task; None for each that could not be started, or has ended.
+        # Idle processes, and None in place of each one that has ended or could not be started.
         self._free: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
         for _ in range(count):  # none is waited for, so that all import their modules at the same time
             self._free.put(self._start())

@@ -14,9 +14,9 @@ SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the p
 
 
 def comparison_page(sets: Sequence[SetResult]) -> str:
-    """The page for one or more test sets, whose sentences have scores: tables of scores, then for each
-    compared system its sentences beside the baseline's sentences, sorted by the difference of their scores by
-    the first metric."""
+    """The page for one or more test sets with scores of sentences. It has tables of scores, then the
+    sentences of each compared system beside those of the baseline, sorted by the difference in the first
+    metric."""
     shown = _without_common_folder(list(sets[0].outputs))
     sets = [_renamed(each, shown) for each in sets]
     baseline, *others = sets[0].outputs

@@ -105,7 +105,7 @@ class Models:
         }
         if not self.directions:
             raise UsageError(f"MODEL: {self.names}: no model translates into another language")
-        # The last value for a key, which is the first model for the direction.
+        # Reversed, because a dict keeps the last value for a key, and the first model for a direction counts.
         self._models = {(s, t): model for model, s, t in reversed(self.directions.values())}
 
     def targets_of(self, source: str) -> list[str]:

@@ -41,9 +41,9 @@ def write_atomically(file: Path, text: str) -> None:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file. What the block writes to it replaces `file` atomically, with the
-    permissions that `file` has; if the block fails, `file` is kept. Raises StorageError if writing fails, and
-    propagates the other errors of the block."""
+    """Yield the name of a temporary file. What the block writes to it replaces `file` atomically, and gets
+    the permissions of `file` if that exists; if the block fails, `file` is kept. Raises StorageError if
+    writing fails, and propagates the other errors of the block."""
     place = _follow_link(file)
     temporary = place.with_name(f".{place.name}.{token_hex(4)}.tmp")
     try:
@@ -55,7 +55,7 @@ def replacing(file: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # it would occupy a disk that may be full
             temporary.unlink()
-        # A broken pipe is another output, which the block writes to as well.
+        # A broken pipe is not an error of `file`: the block writes to another output as well.
         if not isinstance(error, OSError | SafetensorError) or isinstance(error, BrokenPipeError):
             raise
         raise cannot_write(file, error) from error

@@ -51,7 +51,7 @@ class TemporaryStream:
         with self._errors(), self._file as file:
             file.rollover()
             file.flush()
-            is_empty = not file.seek(0, 2)  # which cannot be mapped
+            is_empty = not file.seek(0, 2)  # an empty file cannot be mapped
             return np.empty(0, dtype) if is_empty else np.memmap(file, dtype, "r+")
 
     @contextmanager

@@ -36,7 +36,7 @@ class BpeSampler:
             for cut in range(1, len(name))
             if name[:cut] in by_name and name[cut:] in by_name
         )
-        # The last one is greater than all pairs.
+        # The last entry is greater than all pairs.
         self._pairs, self._numbers = np.array([*pairs, (_NONE, _NONE)], np.int64).T.copy()
 
     def __call__(self, words: Rows, generator: np.random.Generator) -> Rows:

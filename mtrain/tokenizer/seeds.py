@@ -73,8 +73,8 @@ def _choose(words: Counter[str]) -> dict[str, int]:
 
 
 def _find_repeated(letters: Integers, weights: Integers) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """Yield the strings of each length up to `LONGEST` that occur at least twice in a text of `letters`,
-    where the string at each place counts `weights` times: one place of each, their counts and lengths."""
+    """Yield the strings of each length up to `LONGEST` that occur at least twice in a text of `letters`: one
+    place of each, their counts and their lengths. The string at a place is counted with its weight."""
     size = int(letters.max(initial=0)) + 1
     starts = np.flatnonzero(letters)
     strings = letters[starts]  # the string at each start, as a number

@@ -62,7 +62,7 @@ class Tokenizer:
             self.set_threads(threads)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Path, int]]:
-        """A worker process that a tokenizer is sent to loads its folder again, and encodes with one thread,
+        """In a worker process, a tokenizer is loaded again from its folder, and encodes with one thread,
         because there is a worker for each core."""
         return Tokenizer, (self.files[0].parent.resolve(), 1)
 

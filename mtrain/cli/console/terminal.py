@@ -162,7 +162,7 @@ def typed_input(text: Sequence[str] | None, input_file: Path | None) -> tuple[li
 
 
 def require_file(path: Path | None) -> None:
-    """Raise DataError if an input file, if any, is missing or a folder; `-`, stdin, is always accepted."""
+    """Raise DataError if an input file is missing or a folder. None and `-`, stdin, are always accepted."""
     if path is not None and str(path) != "-" and (path.is_dir() or not path.exists()):
         raise DataError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
 

@@ -207,7 +207,8 @@ def _check_inputs(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> No
 
 
 def _check_changes(inputs: EvaluationInputs) -> None:
-    """Raise UsageError unless copies of the test sets with these changes can be translated by all systems."""
+    """Raise UsageError if `--augment` names an unknown change, or one twice, or if a system is a file, which
+    cannot translate the changed test sets."""
     from mtrain.data.rewriting.augment import CHANGES
 
     changes = inputs.augment
@@ -222,8 +223,8 @@ def _check_changes(inputs: EvaluationInputs) -> None:
 
 
 def _check_sources(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> None:
-    """Raise UsageError if something besides --hypotheses needs --source, and it is not given. Otherwise, it
-    serves to count problems."""
+    """Raise UsageError if an option needs the sources and --source is missing. With --hypotheses alone,
+    --source is optional, and only serves to count problems."""
     needs = [f"--compare {path}" for path in inputs.models]
     needs += ["--metrics comet"] * comet + ["--by-length"] * outputs.by_length
     if inputs.source is None and needs:

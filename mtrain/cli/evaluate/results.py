@@ -36,11 +36,11 @@ class Metrics(NamedTuple):
     names: Sequence[str]
     lowercase: bool
     bleu_tokenize: str | None  # None: the tokenizer for the language
-    comet: "CometProcess"  # which starts if COMET is one of them
+    comet: "CometProcess"  # started only if COMET is among the metrics
 
     def make(self, language: str | None, sources: Sequence[str] = ()) -> dict[str, Any]:
-        """The metrics for a language of the translations, if it is known, and for their sources, which COMET
-        needs. Raises UsageError for an unknown metric or tokenizer, or one that is not installed."""
+        """The metrics for translations into a language, None if it is unknown. COMET also needs the sources.
+        Raises UsageError for an unknown metric or tokenizer, or one that is not installed."""
         from mtrain.evaluation.comet import Comet
         from mtrain.evaluation.metrics import make_metrics
 
@@ -54,9 +54,9 @@ def report_results(
     metrics: Metrics,
     outputs: Outputs,
 ) -> None:
-    """Score the translations of test sets by each system, which are into a language, if it is known. Print
-    the scores of each test set as soon as they are known, and write the files. The first system is the
-    baseline."""
+    """Score the translations of test sets by each system. `language` is the target language, None if it is
+    unknown. Print the scores of each test set as soon as they are known, and write the files. The first
+    system is the baseline."""
     from mtrain.evaluation.metrics import counts_sentences, explain_tokenizer
     from mtrain.evaluation.results import score_systems
     from mtrain.progress_bar import waiting_for

@@ -192,8 +192,8 @@ def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[s
 
 
 def _write(new: "NewConfig", file: Path, force: bool, inputs: Sequence[Path]) -> None:
-    """Write a config after checking it as every command does, and log what to do next. Raises UsageError if
-    it would replace a config, one of the `inputs`, or a file that was found beside them."""
+    """Validate a config as other commands do, write it, and log what to do next. Raises UsageError if it
+    would replace one of the `inputs`, a file found beside the inputs, or, unless `force`, another file."""
     from mtrain.config.load import validate
     from mtrain.config.new_config import new_config_text
     from mtrain.config.schema import Config

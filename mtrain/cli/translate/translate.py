@@ -188,8 +188,8 @@ def load_translator(
     engine: str = "mtrain",
     beam_size: int | None = None,
 ) -> "Translator":
-    """Load a model, and change settings of this process that make decoding faster. Raises UsageError if the
-    option for the `beam_size` was given but translations are sampled, as the model's own config may have it.
+    """Load a model, and change settings of this process that make decoding faster. Raises UsageError if
+    `beam_size` is given but translations are sampled, which the config of the model may request.
     """
     from mtrain.decoding.translate import Translator
     from mtrain.device import keep_freed_memory, let_cuda_memory_grow

@@ -89,8 +89,8 @@ def _text_of(record: Any, field: str) -> str:
 
 
 def columns_of(fields: Iterable[str], names: Collection[str]) -> list[str] | None:
-    """The columns of a table that have some fields; see `_value_of`. None, which stands for all columns, if
-    no field is given or one is missing: an error names all columns then."""
+    """The columns of a table that have some fields; see `_value_of`. None, which means all columns, if no
+    field is given or one is missing; the error can then list all columns."""
     columns = dict.fromkeys(field if field in names else field.partition(".")[0] for field in fields)
     return [*columns] if columns and columns.keys() <= {*names} else None
 

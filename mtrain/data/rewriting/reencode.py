@@ -31,7 +31,7 @@ _NICE = 15
 
 
 class ReencodeTask(NamedTuple):
-    """A block to encode."""
+    """The task of encoding one block again."""
 
     sides: Sides
     key: Key
@@ -47,9 +47,9 @@ class BlockReencoder:
         self.augment = None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
         self._samplers: list[Resegment] = []
         if (strength := data.subword_sampling) is not None:
-            sampler = cache(partial(make_resegment, strength=strength))  # of a vocabulary, perhaps joint
+            sampler = cache(partial(make_resegment, strength=strength))  # both sides may share a vocabulary
             self._samplers = [sampler(tokenizer.source), sampler(tokenizer.target)]
-        self._has_low_priority = not hasattr(os, "nice")  # on Windows
+        self._has_low_priority = not hasattr(os, "nice")  # which Windows lacks
 
     def __call__(self, task: ReencodeTask) -> Sides:
         """The new rows of a block. A pair that would become too long keeps its text or segmentation, so every

@@ -47,7 +47,7 @@ class BlockFindings(NamedTuple):
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     changes: tuple[Counter[Change], ...]  # by normalization, of source and target
     shifts: list[Shift]
-    excerpts: list[Block]  # of parts of the block: some usable pairs, shortened
+    excerpts: list[Block]  # for each part of the block, some of its usable pairs, shortened
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that also occur in the validation and test sets

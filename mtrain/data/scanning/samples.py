@@ -119,7 +119,7 @@ class TextSample:
 class HoldoutCandidate(NamedTuple):
     """A pair that may be held out."""
 
-    digest: bytes  # of source, seed and, unless it is the direction of `data`, direction
+    digest: bytes  # of source, seed, and the direction if it is not the one of `data`
     corpus: int  # index, from 0
     number: int  # of the pair in its corpus
     source: str

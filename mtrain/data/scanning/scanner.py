@@ -128,8 +128,8 @@ class CorpusScanner:
     folder: Path | None = None  # for temporary files
     check: bool = False  # whether the data is also checked
     strict: bool = True  # whether an unreadable pair is an error, unless `data.bad_lines` is `skip`
-    # The processes that scan the text, on whose number the result does not depend. None is one for each core
-    # if the corpora are large.
+    # The number of processes that scan the text, which does not change the result. None: one for each core if
+    # the corpora are large.
     workers: int | None = None
     for_tokenizer: bool = True  # otherwise, the sample of the text is only large enough for a check
     # Returns the normalizers that the tokenizer will apply, whose changes are to be counted.
@@ -196,7 +196,7 @@ class CorpusScanner:
 
 
 def _are_plain_lines(corpora: Iterable[Corpus], files: Iterable[Path]) -> bool:
-    """Whether corpora are lines of files that are not compressed, whose size is therefore the size of the
+    """Whether corpora are lines of uncompressed files, so that the size of the files is the size of the
     text."""
     are_lines = all(isinstance(corpus, TextCorpus | TsvCorpus | JsonlCorpus) for corpus in corpora)
     return are_lines and not any(file.suffix in COMPRESSION for file in files)

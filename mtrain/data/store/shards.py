@@ -279,7 +279,7 @@ class EncodedCorpus:
     def of_rows(
         cls, shards: Sequence[Shard], corpora: Sequence[Corpus], parts: Sequence[StoredRows], weights: Weights
     ) -> "EncodedCorpus":
-        """The given rows of each shard, in the order of the shards, of which there must be at least one."""
+        """The given rows of each shard, in the order of the shards. There must be at least one shard."""
         positions = [part.positions for part in parts]
         edges = np.cumsum([0, *map(len, positions)])
 

@@ -47,8 +47,8 @@ def classify_pairs(
 def log_odds(
     model: PairClassifier, sequences: Sequence[Sequence[int]], device: torch.device, precision: str
 ) -> list[float]:
-    """The log-odds that pairs are good, given their ids as of `pair_sequence`, in one batch. The model is in
-    evaluation mode. Raises ModelError if its outputs are not finite."""
+    """The log-odds that pairs are good, given the ids that `pair_sequence` returns for each, in one batch.
+    The model must be in evaluation mode. Raises ModelError if its outputs are not finite."""
     ids, keep = padded(sequences, model.config.pad_id, device)
     with autocast(device, resolve_precision(device, precision)):
         odds = model.forward(ids.flatten(), Padded.of(ids, keep)).tolist()

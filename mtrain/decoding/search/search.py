@@ -58,7 +58,7 @@ def search(
 def best_ids(
     model: DecodingTransformer, row: Sequence[int], config: DecodingConfig, prefix: Sequence[int] = ()
 ) -> list[int]:
-    """The ids of the best translation, without EOS, of the source ids of one sentence."""
+    """The ids, without EOS, of the best translation of one sentence, whose source ids are given."""
     source = torch.tensor([row])
     [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), config, [prefix])
     return best.ids

@@ -27,8 +27,8 @@ _LEAST_CHRF = 50.0  # of translations in int8, with those of mtrain as reference
 
 
 def find_package(folder: Path) -> Path:
-    """The folder of the npm package: `folder`, or in its node_modules. Raises UsageError if it is incomplete
-    or not there."""
+    """The folder of the npm package: `folder` itself, or a folder in its node_modules. Raises UsageError if
+    the package is missing or incomplete."""
     for place in (folder, folder / "node_modules" / PACKAGE):
         if all((place / "worker" / name).is_file() for name in FILES):
             return place
@@ -37,8 +37,8 @@ def find_package(folder: Path) -> Path:
 
 
 def find_engine(folder: Path | None) -> Path | None:
-    """As `find_package`, by default for the working directory. Raises UsageError also if there is no Node.
-    Without a folder, returns None instead."""
+    """As `find_package`, but Node is required as well. If `folder` is None, the working directory is
+    searched, and None is returned where UsageError would be raised."""
     try:
         found = find_package(folder or Path())
         if not shutil.which("node"):

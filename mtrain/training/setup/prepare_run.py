@@ -57,7 +57,7 @@ class PreparedRun(NamedTuple):
         return {"config": self.config.model_dump(mode="json"), "checkpoint": checkpoint}
 
     def with_inputs(self, state: TrainState) -> TrainState:
-        """A state of training with what identifies the tokenizer, the data and the order of its batches."""
+        """A state of training with the fingerprints of this run's tokenizer and data, and its batch order."""
         return replace(
             state,
             tokenizer_fingerprint=self.tokenizer.fingerprint(),
@@ -185,7 +185,7 @@ def _require_languages(data: DataConfig, tokenizer: Tokenizer) -> None:
 
 def _accept_changes(state: TrainState, adapted: TrainState) -> TrainState:
     """The state of a checkpoint, `adapted` to the inputs of the run. If the data or the order of its batches
-    has changed since, the epoch begins again."""
+    has changed since the checkpoint, the epoch begins again."""
     if state.tokenizer_fingerprint != adapted.tokenizer_fingerprint:
         log.warning("the tokenizer has changed; the model was trained with another vocabulary")
     reason = None

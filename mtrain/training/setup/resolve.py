@@ -195,7 +195,8 @@ def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
         folder = tokenizer_folder(model)
     except ModelError as error:
         raise ModelError(f"tokenizer.path: {error}") from None
-    # The config of a run without a model may leave out what is the default, or was when it was written.
+    # The config of a run without a model may lack settings that have their default value, or had the default
+    # value of the time when it was written.
     has_settings = (folder / "config.yaml").exists()
     file = (folder if has_settings else folder.parent) / "config.yaml"
     try:

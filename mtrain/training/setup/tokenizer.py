@@ -75,8 +75,8 @@ def prepare_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of the run. If there is none, learn it from the training text or copy `tokenizer.path`.
 
-    The config is resolved: unless with `force`, it has the automatic vocabulary size of a tokenizer that
-    exists. With `adapt_vocab_size`, a `vocab_size` that does not fit the text is replaced (see
+    `config` is resolved: unless with `force`, an automatic vocabulary size is already that of the existing
+    tokenizer. With `adapt_vocab_size`, a `vocab_size` that does not fit the text is replaced (see
     `train_tokenizer`). Raises UsageError if the existing tokenizer was learned with other settings, or if
     checkpoints need the one that `force` would replace; ModelError if checkpoints need a tokenizer that is
     missing.
@@ -131,7 +131,7 @@ def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_
     """Write a tokenizer into an empty folder: a copy, or one that is learned."""
     settings, shared = config.tokenizer, shared_tokenizer(config.data)
     if shared is not None:
-        if adapt_vocab_size:  # another run may have made it since the config was resolved
+        if adapt_vocab_size:  # another run may have learned it since the config was resolved
             settings = settings.model_copy(update={"vocab_size": tokenizer_settings(shared).vocab_size})
         _require_same_tokenizer(settings, shared)
         copy_files(shared, folder, {MANIFEST})
