@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Callable, Container
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -25,3 +25,28 @@ def handle_stop_signals(handler: Handler, even_ignored: Container[int] = ()) -> 
         if before is not None and (before is not signal.SIG_IGN or number in even_ignored):
             replaced[number] = signal.signal(number, handler)
     return replaced
+
+
+class StopSignal:
+    """Records a signal that stops the command, so that training stops after the current step. A second signal
+    is handled by `second` or, by default, as before, except for signals that are sent repeatedly."""
+
+    def __init__(self, second: Handler | None = None) -> None:
+        self.received: signal.Signals | None = None
+        self.second = second
+
+    def __enter__(self) -> Self:
+        # Shells start background processes with SIGINT ignored.
+        self.previous = handle_stop_signals(self._record, even_ignored=(signal.SIGINT, signal.SIGTERM))
+        return self
+
+    def _record(self, number: int, _: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+            for other, handler in self.previous.items():
+                if other not in REPEATED:
+                    signal.signal(other, self.second or handler)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)

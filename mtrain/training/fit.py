@@ -12,13 +12,12 @@ from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
 from mtrain.kernels.reproducible import fix_workspaces
-from mtrain.processes.stop_signals import Handler
+from mtrain.processes.stop_signals import Handler, StopSignal
 from mtrain.runs.json_records import leaves
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
 from mtrain.training.setup.prepare_run import check_exports, open_prepared_run, prepare_run, require_metrics
 from mtrain.training.setup.run_folder import locked_run_folder, write_config
-from mtrain.training.signals import StopSignal
 from mtrain.training.trainer import Trainer
 
 

@@ -21,8 +21,8 @@ from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.kernels.reproducible import reproducible
+from mtrain.processes.stop_signals import StopSignal
 from mtrain.training.setup.micro_batch import write_limit
-from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import log_changes
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
 from mtrain.training.step.learning_rate import encoder_share, r_drop_weight

@@ -17,6 +17,7 @@ from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.interop.formats import describe_exports
 from mtrain.model.build import AnyModel, build_model
+from mtrain.processes.stop_signals import StopSignal
 from mtrain.runs.limits import allowed_steps, limit_reached
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.clock import Clock
@@ -25,7 +26,6 @@ from mtrain.training.records.progress import Progress
 from mtrain.training.records.saver import Saver, saves_in_background
 from mtrain.training.setup.micro_batch import agree_on_micro_batches
 from mtrain.training.setup.prepare_run import PreparedRun
-from mtrain.training.signals import StopSignal
 from mtrain.training.step.arithmetic import describe_arithmetic
 from mtrain.training.step.average import WeightAverage
 from mtrain.training.step.learning_rate import learning_rate

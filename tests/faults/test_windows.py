@@ -18,10 +18,10 @@ from mtrain.data.rewriting import reencode
 from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.data.store.shards import Shard, shard_file
 from mtrain.errors import DataError, Interrupted, UsageError
+from mtrain.processes.stop_signals import StopSignal
 from mtrain.storage.manifest import write_manifest
 from mtrain.training import loop
 from mtrain.training.fit import make_trainer
-from mtrain.training.signals import StopSignal
 from tests.support.encoding import use_sizes, write
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from mtrain.processes.stop_signals import StopSignal
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train
-from mtrain.training.signals import StopSignal
 from mtrain.training.trainer import Trainer
 
 

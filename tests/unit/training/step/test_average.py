@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
+from mtrain.processes.stop_signals import StopSignal
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.loop import train, train_step
 from mtrain.training.model_selection import ModelSelection
-from mtrain.training.signals import StopSignal
 from mtrain.training.step.learner import Learner
 from tests.support.training import weights
 
