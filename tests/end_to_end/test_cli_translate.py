@@ -242,11 +242,12 @@ def test_a_killed_translation_is_resumed_to_the_same_output(mtrain, run_dir, cor
         state = tmp_path / "out.gz.part.json"
         while not state.exists() or json.loads(state.read_text())["lines"] < 2:
             time.sleep(0.01)
-        os.kill(child, signal.SIGSTOP)
-        while [*tmp_path.glob(".*.tmp")]:  # it would be left, because the process cannot remove it
+        stopped = False
+        while not stopped or [*tmp_path.glob(".*.tmp")]:  # a killed process could not remove such a file
             os.kill(child, signal.SIGCONT)
             time.sleep(0.01)
             os.kill(child, signal.SIGSTOP)
+            stopped = os.waitpid(child, os.WUNTRACED)[0] == child
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     code, _, err = mtrain(*job, corpus / "train.en", "--continue")
