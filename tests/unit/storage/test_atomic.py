@@ -52,6 +52,14 @@ def test_the_umask_decides_who_can_read_what_is_written(tmp_path, umask):
     assert modes == {"folder": 0o777 & ~umask, **files}
 
 
+def test_a_replaced_file_keeps_its_permissions(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("old")
+    file.chmod(0o640)
+    write_atomically(file, "new")
+    assert file.read_text() == "new" and stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
 @pytest.mark.parametrize("target", ["other/file", "other/missing"])
 def test_links_are_followed(tmp_path, target):
     """Here, a relative one to another link."""
