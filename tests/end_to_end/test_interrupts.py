@@ -25,6 +25,22 @@ sys.meta_path.insert(0, Interrupt())
 from mtrain.cli import main
 main({arguments!r})
 """
+IN_FINALIZER = """
+import os, signal, time
+
+class Interrupt:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+
+def run(arguments):
+    Interrupt()
+    time.sleep(60)
+
+from mtrain.cli import app, main
+app.run = run
+main([])
+"""
 AT_START = "from mtrain.cli import main; print('ready', flush=True); main({arguments!r})"
 
 
@@ -54,6 +70,11 @@ def test_an_interrupt_during_an_import_ends_the_command_at_once(command, modules
     running = [start(AT_IMPORT.format(module=module, arguments=arguments)) for module in modules]
     ended = [(*process.communicate(timeout=120), process.returncode) for process in running]
     assert ended == [("", "stopped by SIGINT\n", 130)] * len(modules)
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost():
+    process = start(IN_FINALIZER)
+    assert (*process.communicate(timeout=120), process.returncode) == ("", "stopped by SIGINT\n", 130)
 
 
 @pytest.mark.parametrize("command", ["translate", "score"])

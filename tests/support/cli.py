@@ -27,6 +27,7 @@ def mtrain(capsys, monkeypatch):
     """Run a command in this process; returns its exit code, stdout and stderr."""
 
     monkeypatch.setattr(terminal, "STARTED", -math.inf)  # commands of over a second suggest the next one
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # `main` replaces it
 
     def run(*arguments: object) -> tuple[int, str, str]:
         handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}

@@ -3,12 +3,18 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from threading import Timer
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mtrain.cli.console.message_start import clear_bars, is_one_of_several, rank_prefix
 from mtrain.processes.stop_signals import REPEATED, handle_stop_signals
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _received: list[int] = []  # stop signals
 
@@ -17,6 +23,7 @@ def interrupt_on_signals() -> None:
     """Let a stop signal raise KeyboardInterrupt."""
     _received.clear()
     handle_stop_signals(_interrupt)
+    sys.unraisablehook = partial(_send_again, sys.unraisablehook)
 
 
 def end_interrupted() -> int:
@@ -49,6 +56,15 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         with suppress(OSError):
             os.write(2, _message().encode())
     raise KeyboardInterrupt(_message().strip())
+
+
+def _send_again(before: "Callable[[UnraisableHookArgs], object]", ignored: "UnraisableHookArgs") -> None:
+    """Send a stop signal again, soon after Python has ignored its KeyboardInterrupt, because it arrived in a
+    finalizer or in a callback of a weak reference. Other exceptions are for the hook `before` this one."""
+    if _received and issubclass(ignored.exc_type, KeyboardInterrupt):
+        Timer(0.2, os.kill, (os.getpid(), _received.pop())).start()
+    else:
+        before(ignored)
 
 
 def _message() -> str:
