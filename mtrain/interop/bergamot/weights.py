@@ -7,6 +7,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -85,26 +86,23 @@ def read_weights(file: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
 
 def _read_binary(contents: bytes) -> dict[str, npt.NDArray[Any]]:
     """The arrays in the binary format; quantized ones are restored. Raises ValueError or struct.error."""
-    version, count = struct.unpack_from("<2Q", contents)
+    stream = BytesIO(contents)
+
+    def take(size: int) -> bytes:
+        return stream.read(min(size, len(contents)))  # sizes in damaged files can be too large for `read`
+
+    version, count = struct.unpack("<2Q", take(2 * _COUNT.size))
     if version != _VERSION:
         raise ValueError(f"the version is {version}; expected {_VERSION}")
-    place = 2 * _COUNT.size
-    headers = list(_HEADER.iter_unpack(contents[place : place + count * _HEADER.size]))
-    place += count * _HEADER.size
-    names = []
-    for length, *_ in headers:
-        names.append(contents[place : place + length - 1].decode())
-        place += length
-    shapes = []
-    for _, _, dimensions, _ in headers:
-        shapes.append(struct.unpack_from(f"<{dimensions}i", contents, place))
-        place += 4 * dimensions
-    place += _COUNT.size + _COUNT.unpack_from(contents, place)[0]
-    arrays = {}
-    for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
-        arrays[name] = _restored(name, kind, shape, contents[place : place + size])
-        place += size
-    return arrays
+    headers = list(_HEADER.iter_unpack(take(count * _HEADER.size)))
+    names = [take(length)[:-1].decode() for length, *_ in headers]
+    shapes = [struct.unpack(f"<{dimensions}i", take(4 * dimensions)) for _, _, dimensions, _ in headers]
+    [gap] = _COUNT.unpack(take(_COUNT.size))
+    take(gap)
+    return {
+        name: _restored(name, kind, shape, take(size))
+        for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True)
+    }
 
 
 def _restored(name: str, kind: int, shape: tuple[int, ...], stored: bytes) -> npt.NDArray[Any]:
