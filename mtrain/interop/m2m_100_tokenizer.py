@@ -55,10 +55,10 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
         raise ModelError(f"{folder}: unsupported: tokenizer_class: {kind!r}; known: {', '.join(_CLASSES)}")
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
-    if (folder / SENTENCEPIECE).is_file():
-        original = str(folder / SENTENCEPIECE)
-        shutil.copyfile(folder / SENTENCEPIECE, into / "joint.model")
-        pieces = _shifted(folder / SENTENCEPIECE) if is_nllb else _read(folder / "vocab.json")
+    if (file := folder / SENTENCEPIECE).is_file():
+        original = str(file)
+        shutil.copyfile(file, into / "joint.model")
+        pieces = _shifted(file) if is_nllb else read_object(folder / "vocab.json", most=None)
         listed = _listed_codes(folder, names) if is_nllb else _m2m_codes(names)
     elif is_nllb and (file := folder / "tokenizer.json").is_file():
         original = f"{file} (converted)"
@@ -158,8 +158,7 @@ def _added_tokens(folder: Path, names: dict[str, Any]) -> tuple[dict[str, Any], 
     """The ids of tokens that were added to the vocabulary, as far as the files have them, and which of these
     tokens are not special, but words of texts."""
     try:
-        file = folder / "tokenizer.json"
-        listed = (file.is_file() and _read(file).get("added_tokens")) or []
+        listed = read_object(folder / "tokenizer.json", optional=True, most=None).get("added_tokens") or []
         added: list[tuple[Any, Any]] = [(each.get("id"), each) for each in listed]
         added += [(int(i), each) for i, each in (names.get("added_tokens_decoder") or {}).items()]
         found = {token: i for i, each in added if (token := _content(each))}
@@ -175,17 +174,13 @@ def _content(token: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _read(file: Path) -> dict[str, Any]:
-    return read_object(file, most=None)
-
-
 def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
     """The ids of the pieces in a `tokenizer.json`, and a SentencePiece model that segments in the same way.
 
     SentencePiece may merge two pieces whenever the result is a piece, the one with the highest score first.
     The file lists the pairs to merge in this order, so it must contain each pair that makes a piece.
     """
-    found = _read(file)
+    found = read_object(file, most=None)
     try:
         model, normalizer, split = found["model"], found["normalizer"] or {}, found["pre_tokenizer"]
         kinds = model["type"], split["type"], split["replacement"]
