@@ -115,10 +115,7 @@ def _lines(summary: "Summary") -> Iterator[str]:
     yield from _section("Automatic recipe", choices, ("key", "value", "reason"), (0, 2))
     if model is not None:
         scores, title = model.info.scores, "Scores before the export" if model.info.export else "Scores"
-        rows = []
-        for score in scores:
-            sentences = "" if score.sentences is None else f"{score.sentences:,}"
-            rows.append([score.set, sentences, score.title, score.rounded])
+        rows = [[score.set, _number(score.sentences), score.title, score.rounded] for score in scores]
         yield from _section(title, rows, ("set", "sentences", "metric", "score"), (0, 2))
         signatures = (f"{score.title}|{score.signature}" for score in scores if score.signature)
         yield from _section("Signatures", [[text] for text in dict.fromkeys(signatures)])
@@ -267,13 +264,15 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
 def _data(info: "ModelInfo") -> Rows:
     if (data := info.data) is None:
         return []
-    rows = []
+    rows: Rows = []
     for use, corpora in (("training", data.train), ("validation", data.validation)):
-        for corpus in corpora:
-            pairs = f"{corpus.pairs:,}" if corpus.pairs is not None else ""
-            rows.append([corpus.name, use, pairs, (corpus.sha256 or "")[:_DIGITS]])
+        rows += [[each.name, use, _number(each.pairs), (each.sha256 or "")[:_DIGITS]] for each in corpora]
     rows.append(["all, as encoded", "", "", (data.fingerprint or "")[:_DIGITS]])
     return rows
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _plain(text: str) -> str:
