@@ -1,5 +1,7 @@
 // Attention maps: a small picture of each layer and head, and the chosen one as a table of percentages.
 "use strict";
+const element = (name, properties) => Object.assign(document.createElement(name), properties);
+
 document.querySelectorAll("[data-attention]").forEach(async (place) => {
   const map = JSON.parse(place.querySelector("script").textContent);
   const bytes = Uint8Array.from(atob(map.packed), (c) => c.charCodeAt(0));
@@ -26,16 +28,10 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
   const table = place.querySelector("table"), buttons = place.querySelector(".heads");
   function show(kind, layer, head) {
     const { rows, columns, name } = map.kinds[kind], values = matrix(kind, layer, head);
-    const cell = (text) => {
-      const td = document.createElement("td");
-      td.textContent = text;
-      return td;
-    };
+    const cell = (text) => element("td", { textContent: text });
     const heading = (token, scope) => {
-      const th = document.createElement("th"), bdi = document.createElement("bdi");
-      th.scope = scope;
-      bdi.textContent = token;
-      th.append(bdi);
+      const th = element("th", { scope });
+      th.append(element("bdi", { textContent: token }));
       return th;
     };
     const isolated = (token) => `\u2068${token}\u2069`;  // as <bdi> does in HTML
@@ -59,8 +55,7 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
 
   function picture(kind, layer, head) {
     const { rows, columns } = map.kinds[kind], values = matrix(kind, layer, head);
-    const canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [columns.length, rows.length];
+    const canvas = element("canvas", { width: columns.length, height: rows.length });
     canvas.setAttribute("aria-hidden", "true");
     const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
     values.forEach((value, i) => image.data.set([47, 129, 247, Math.round(value * 2.55)], 4 * i));
@@ -74,14 +69,11 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
       const row = document.createElement("div");
       row.setAttribute("role", "group");
       row.setAttribute("aria-label", `Layer ${layer + 1}`);
-      const label = document.createElement("span");
-      label.textContent = `Layer ${layer + 1}`;
-      row.append(label, ...[null, ...Array(heads).keys()].map((head) => {
+      row.append(element("span", { textContent: `Layer ${layer + 1}` }), ...[null, ...Array(heads).keys()].map((head) => {
         const button = document.createElement("button");
         [button.type, button.dataset.layer, button.dataset.head] = ["button", layer, head];
         button.setAttribute("aria-label", `Layer ${layer + 1}, ${head === null ? "mean" : `head ${head + 1}`}`);
-        const text = document.createElement("span");
-        text.textContent = head === null ? "mean" : head + 1;
+        const text = element("span", { textContent: head === null ? "mean" : head + 1 });
         button.append(picture(kind, layer, head), text);
         button.addEventListener("click", () => show(kind, layer, head));
         return button;
