@@ -2,10 +2,9 @@ const $ = (id) => document.getElementById(id);
 const HINT = "Point at a word of the translation, or move with the arrow keys, to see what it translates.";
 let languages = [], timer = 0, running = null, shown = null, current = -1;
 
-const say = (text, isError = false) => {
-  $("message").textContent = text;
-  $("message").className = isError ? "muted error" : "muted";
-};
+const element = (name, properties) => Object.assign(document.createElement(name), properties);
+const say = (text, isError = false) =>
+  Object.assign($("message"), { textContent: text, className: isError ? "muted error" : "muted" });
 
 function listTargets() {
   const from = $("from").value, before = $("to").value;
@@ -39,15 +38,13 @@ async function translate() {
 }
 
 // Text as elements: spans are positions in characters, not in UTF-16 units.
-function pieces(text, spans, element) {
+function pieces(text, spans, name) {
   const characters = [...text], nodes = [];
   let done = 0;
   for (const [begin, end] of spans) {
     if (begin < done) continue;
     nodes.push(characters.slice(done, begin).join(""));
-    const node = document.createElement(element);
-    node.textContent = characters.slice(begin, end).join("");
-    nodes.push(node);
+    nodes.push(element(name, { textContent: characters.slice(begin, end).join("") }));
     done = end;
   }
   return [...nodes, characters.slice(done).join("")];
@@ -64,11 +61,8 @@ function show(answer) {
   $("source").lang = from === "auto" ? "" : from;
   const others = answer ? answer.alternatives : [];
   $("others").hidden = !others.length;
-  $("alternatives").replaceChildren(...others.map((each) => {
-    const item = document.createElement("li");
-    item.dir = "auto"; item.lang = answer.target; item.textContent = each;
-    return item;
-  }));
+  $("alternatives").replaceChildren(
+    ...others.map((each) => element("li", { dir: "auto", lang: answer.target, textContent: each })));
   point(-1);
   $("aligned").textContent = text ? HINT : "";
 }
