@@ -101,10 +101,8 @@ def _replaced(
     if isinstance(node, list):
         if not key.isdecimal() or int(key) >= len(node):
             raise LookupError(f"{name} is a list of {len(node)}; give an index from 0 to {len(node) - 1}")
-        return [
-            _replaced(item, rest, value, below, key_path) if i == int(key) else item
-            for i, item in enumerate(node)
-        ]
+        i = int(key)
+        return [*node[:i], _replaced(node[i], rest, value, below, key_path), *node[i + 1 :]]
     if node is None or isinstance(node, dict):
         return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below, (*key_path, key))}
     raise LookupError(f"{name} is a single value and has no key '{key}'")
