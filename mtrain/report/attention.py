@@ -124,18 +124,16 @@ def _map(each: AttentionMap, key: str) -> str:
     for kind, title in KINDS.items():
         rows, columns = each.tokens(kind)
         layers = each.layers[kind]
-        shown = each.best_layer if kind == "cross" else len(layers) - 1
         kinds[kind] = {
             "name": title,
             "rows": rows,
             "columns": columns,
             "heads": len(layers[0]),
             "layers": len(layers),
-            "shown": shown,
+            "shown": each.best_layer if kind == "cross" else len(layers) - 1,
         }
-    shown = each.best_layer
-    mean = each.layers["cross"][shown].float().mean(dim=0).round().int()
-    caption = f"{KINDS['cross']}, layer {shown + 1}, mean of the heads"
+    mean = each.layers["cross"][each.best_layer].float().mean(dim=0).round().int()
+    caption = f"{KINDS['cross']}, layer {each.best_layer + 1}, mean of the heads"
     cut = f"<p>Only the first {len(each.source)} and {len(each.target)} tokens are shown.</p>" * each.cut
     return (
         f"{cut}{html_radios('Attention', f'kind-{key}', KINDS, 'cross')}"
