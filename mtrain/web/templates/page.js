@@ -52,14 +52,13 @@ function pieces(text, spans, name) {
 
 function show(answer) {
   shown = answer;
-  const text = answer ? answer.translatedText : "", links = answer ? answer.alignments : [];
+  const { translatedText: text = "", alignments: links = [], alternatives: others = [] } = answer ?? {};
   const spans = [...new Map(links.map((link) => [link[2], link.slice(2)])).values()].sort((a, b) => a[0] - b[0]);
   $("target").replaceChildren(...pieces(text, spans, "span"));
   [...$("target").children].forEach((node, i) => { node.dataset.begin = spans[i][0]; });
   if (answer) $("target").lang = answer.target;
-  const from = answer && answer.detectedLanguage ? answer.detectedLanguage.language : $("from").value;
+  const from = answer?.detectedLanguage?.language ?? $("from").value;
   $("source").lang = from === "auto" ? "" : from;
-  const others = answer ? answer.alternatives : [];
   $("others").hidden = !others.length;
   $("alternatives").replaceChildren(
     ...others.map((each) => element("li", { dir: "auto", lang: answer.target, textContent: each })));
@@ -89,19 +88,18 @@ $("to").addEventListener("change", translate);
 $("key").addEventListener("change", translate);
 $("keys").addEventListener("submit", (event) => event.preventDefault());
 $("target").addEventListener("mouseover", (event) => point([...$("target").children].indexOf(event.target)));
-$("target").addEventListener("mouseleave", () => point(-1));
+["mouseleave", "blur"].forEach((name) => $("target").addEventListener(name, () => point(-1)));
 $("target").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], count = $("target").children.length;
   if (step && count) { event.preventDefault(); point((current + step + count) % count); }
 });
-$("target").addEventListener("blur", () => point(-1));
 $("copy").addEventListener("click", async () => {
   try { await navigator.clipboard.writeText(shown ? shown.translatedText : ""); say("Copied."); }
   catch { say("The browser does not allow copying here.", true); }
 });
 $("swap").addEventListener("click", () => {
-  const from = $("to").value, to = shown && shown.detectedLanguage && $("from").value === "auto"
-    ? shown.detectedLanguage.language : $("from").value;
+  const from = $("to").value, chosen = $("from").value;
+  const to = chosen === "auto" ? shown?.detectedLanguage?.language : chosen;
   if (![...$("from").options].some((each) => each.value === from)) return say("There is no model for this.", true);
   $("from").value = from; listTargets();
   if ([...$("to").options].some((each) => each.value === to)) $("to").value = to;
