@@ -116,11 +116,9 @@ def _search(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Hypothe
     n_best = task.n_best if config.mbr is None else None
     if ensemble.sessions is not None:
         batch = Batch([part.source for part in parts], config, prefixes, keys, n_best)
-        found = ensemble.sessions.search(batch)
-        if found is not None:
+        if (found := ensemble.sessions.search(batch)) is not None:
             return found
-    source, keep = _sources(ensemble, parts)
-    return search(ensemble.models, source, keep, config, prefixes, keys, task.scored, n_best)
+    return search(ensemble.models, *_sources(ensemble, parts), config, prefixes, keys, task.scored, n_best)
 
 
 def _sources(ensemble: DecodingEnsemble, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
