@@ -1,6 +1,10 @@
 // Attention maps: a small picture of each layer and head, and the chosen one as a table of percentages.
 "use strict";
-const element = (name, properties) => Object.assign(document.createElement(name), properties);
+function element(name, properties, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
 
 document.querySelectorAll("[data-attention]").forEach(async (place) => {
   const map = JSON.parse(place.querySelector("script").textContent);
@@ -29,25 +33,18 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
   function show(kind, layer, head) {
     const { rows, columns, name } = map.kinds[kind], values = matrix(kind, layer, head);
     const cell = (text) => element("td", { textContent: text });
-    const heading = (token, scope) => {
-      const th = element("th", { scope });
-      th.append(element("bdi", { textContent: token }));
-      return th;
-    };
+    const heading = (token, scope) => element("th", { scope }, element("bdi", { textContent: token }));
     const isolated = (token) => `\u2068${token}\u2069`;  // as <bdi> does in HTML
     table.caption.textContent = `${name}, layer ${layer + 1}, ${head === null ? "mean of the heads" : `head ${head + 1}`}`;
-    const top = document.createElement("tr");
-    top.append(cell(""), ...columns.map((token) => heading(token, "col")));
-    table.tHead.replaceChildren(top);
+    table.tHead.replaceChildren(element("tr", {}, cell(""), ...columns.map((token) => heading(token, "col"))));
     table.tBodies[0].replaceChildren(...rows.map((text, r) => {
-      const line = document.createElement("tr");
-      line.append(heading(text, "row"), ...columns.map((to, c) => {
+      const cells = columns.map((to, c) => {
         const value = values[r * columns.length + c], td = cell(value >= 5 ? value : "");
         td.style.setProperty("--w", value);
         td.title = `${isolated(text)} → ${isolated(to)}: ${value}%`;
         return td;
-      }));
-      return line;
+      });
+      return element("tr", {}, heading(text, "row"), ...cells);
     }));
     buttons.querySelectorAll("button").forEach((button) => button.setAttribute("aria-pressed",
       button.dataset.layer == layer && button.dataset.head == String(head)));
@@ -66,15 +63,14 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
   function list(kind) {
     const { heads, layers, shown } = map.kinds[kind];
     buttons.replaceChildren(...Array.from({ length: layers }, (_, layer) => {
-      const row = document.createElement("div");
+      const row = element("div", {}, element("span", { textContent: `Layer ${layer + 1}` }));
       row.setAttribute("role", "group");
       row.setAttribute("aria-label", `Layer ${layer + 1}`);
-      row.append(element("span", { textContent: `Layer ${layer + 1}` }), ...[null, ...Array(heads).keys()].map((head) => {
-        const button = document.createElement("button");
-        [button.type, button.dataset.layer, button.dataset.head] = ["button", layer, head];
-        button.setAttribute("aria-label", `Layer ${layer + 1}, ${head === null ? "mean" : `head ${head + 1}`}`);
+      row.append(...[null, ...Array(heads).keys()].map((head) => {
         const text = element("span", { textContent: head === null ? "mean" : head + 1 });
-        button.append(picture(kind, layer, head), text);
+        const button = element("button", { type: "button" }, picture(kind, layer, head), text);
+        Object.assign(button.dataset, { layer, head });
+        button.setAttribute("aria-label", `Layer ${layer + 1}, ${head === null ? "mean" : `head ${head + 1}`}`);
         button.addEventListener("click", () => show(kind, layer, head));
         return button;
       }));
