@@ -26,8 +26,7 @@ class PipedLines:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
         self._complete: deque[bytes] = deque()  # lines that have arrived
-        self._begun: list[bytes] = []  # parts of the next line, up to a little more than MAX_LINE
-        self._size = 0  # of these parts
+        self._begun = bytearray()  # the beginning of the next line, up to a little more than MAX_LINE
         self._ended = False
 
     def __iter__(self) -> Iterator[str]:
@@ -46,28 +45,26 @@ class PipedLines:
         return not self._ended and (not self._complete or waited >= LONGEST_WAIT)
 
     def _lines(self) -> Iterator[bytes]:
-        while True:
-            while self._complete:
+        while self._complete or not self._ended:
+            if self._complete:
                 yield self._complete.popleft()
-            if self._ended:
-                return
-            self._poll.poll()  # a pipe may be in non-blocking mode
-            self._receive()
+            else:
+                self._poll.poll()  # a pipe may be in non-blocking mode
+                self._receive()
 
     def _receive(self) -> None:
         """Read what has arrived."""
         block = os.read(self._descriptor, _BUFFER)
         *ends, begun = block.split(b"\n")
         for end in ends:
-            self._complete.append(b"".join([*self._begun, end, b"\n"]))
-            self._begun, self._size = [], 0
-        if begun and self._size <= MAX_LINE:
-            self._begun.append(begun)
-            self._size += len(begun)
+            self._complete.append(b"".join([self._begun, end, b"\n"]))
+            self._begun.clear()
+        if len(self._begun) <= MAX_LINE:
+            self._begun += begun
         if not block:
             self._ended = True
             if self._begun:
-                self._complete.append(b"".join(self._begun))
+                self._complete.append(bytes(self._begun))
 
 
 def answered_pipe() -> PipedLines | None:
