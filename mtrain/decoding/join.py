@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain, zip_longest
+from itertools import accumulate, count, islice
 
 from mtrain.config.languages import sentence_separator
 from mtrain.decoding.alignment import count_words, words_at
@@ -29,13 +29,12 @@ def join_texts(
         parts_of_line[part.line].append(of_part)
     empty = Translation("", 0.0, 0.0, 0, True, alignment=() if task.alignments else None)
     join_parts = partial(join, space=space, length_penalty=penalty)
-    line = 0
+    numbers = count()  # of all lines
     for text in texts:
-        lines = range(line, line + count_lines(text))
+        lines = islice(numbers, count_lines(text))
         of_lines = [_joined(parts_of_line.get(i, [[empty]]), join_parts) for i in lines]
         best, *others = _joined(of_lines, partial(_with_breaks, text=text, length_penalty=penalty))
         yield replace(best, n_best=(best, *others)) if task.n_best > 1 else best
-        line = lines.stop
 
 
 def _joined(
@@ -77,14 +76,13 @@ def kth_best(ranked: Sequence[Sequence[Translation]]) -> Iterator[list[Translati
 
 def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float) -> Translation:
     """The translations of the lines of a text, joined."""
-    fields_of_text = LINE_BREAK.split(text)
-    sources, breaks = fields_of_text[::2], fields_of_text[1::2]
+    fields = LINE_BREAK.split(text)  # every other one is a line break
     filled, words = [], 0
-    for line, source in zip(lines, sources, strict=True):
+    for line, source in zip(lines, fields[::2], strict=True):
         if line.alignment is not None:
             line = replace(line, alignment=tuple((words + i, j) for i, j in line.alignment))
         filled += [line] if line.tokens else []
         words += count_words(source)
     joined = join(filled, " ", length_penalty) if filled else lines[0]
-    texts = [line.text for line in lines]
-    return replace(joined, text="".join(chain.from_iterable(zip_longest(texts, breaks, fillvalue=""))))
+    fields[::2] = [line.text for line in lines]
+    return replace(joined, text="".join(fields))
