@@ -81,17 +81,15 @@
       hooks: { ready: [showLast], setCursor: [(c) => { if (c.cursor.left < 0) showLast(c); }] },
       cursor: { drag: { x: true, y: false }, dataIdx: nearest },
     }, uPlot.join(tables), place);
-    const canvas = place.querySelector(".u-wrap");
-    canvas.setAttribute("aria-hidden", "true");
-    charts.push(chart);
+    place.querySelector(".u-wrap").setAttribute("aria-hidden", "true");
+    return chart;
   }
 
   const choice = () => document.querySelector("input[name=axis]:checked")?.value ?? "steps";
   const places = [...document.querySelectorAll("[data-chart]")];
   function drawAll() {
     charts.forEach((chart) => chart.destroy());
-    charts = [];
-    places.forEach((place) => draw(place, choice()));
+    charts = places.map((place) => draw(place, choice()));
   }
   // The arrow keys move the cursor of the chart in focus.
   places.forEach((place, index) => place.addEventListener("keydown", (event) => {
