@@ -54,12 +54,11 @@ async def _answers(server: Server, request: Request, fields: Mapping[str, Any]) 
         detected = await _detect_each(server, plain, target)
         answers = [{"detectedLanguage": each} for each in detected]
         sources = [each["language"] for each in detected]
+    found = {}
     for language in dict.fromkeys(sources):
-        own = [i for i, each in enumerate(sources) if each == language]
-        found = await _answers_from(server, request, [texts[i] for i in own], language, target, wanted)
-        for i, answer in zip(own, found, strict=True):
-            answers[i] |= answer
-    return answers
+        own = [text for text, each in zip(texts, sources, strict=True) if each == language]
+        found[language] = iter(await _answers_from(server, request, own, language, target, wanted))
+    return [answer | next(found[each]) for answer, each in zip(answers, sources, strict=True)]
 
 
 def _without_markup(texts: Sequence[str]) -> list[str]:

@@ -163,13 +163,12 @@ class Batcher:
         Raises HTTPException if too many parts wait, UsageError if a line begins with the tag of another
         language or if there are fewer than `n_best` hypotheses.
         """
-        translator.decoding.require_hypotheses(n_best)
-        parts = translator.splitter.parts_of(texts, [], 0, alignments)
         config = translator.decoding
+        config.require_hypotheses(n_best)
+        parts = translator.splitter.parts_of(texts, [], 0, alignments)
         task = DecodingTask(config, parts, translator.target_lang, n_best, alignments, scored=False)
-        tokens = batches.batch_tokens(config, translator.models, translator.device)
-        decode = translator.workers.decode_one
-        request = Request(texts, task, decode, tokens // config.hypotheses, time.monotonic())
+        budget = batches.batch_tokens(config, translator.models, translator.device) // config.hypotheses
+        request = Request(texts, task, translator.workers.decode_one, budget, time.monotonic())
         if not parts:
             request.finish({})
         with self._condition:

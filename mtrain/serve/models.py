@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,8 @@ class Models:
         self.names = ", ".join(model.name for model in served)
         if len({model.name for model in served}) < len(served):
             raise UsageError(f"MODEL: folders have the same name ({self.names}); rename or link one of them")
-        self.sources = [*dict.fromkeys(code for model in served for code in model.sources)]
-        targets = (code for model in served for code in model.targets)
-        self.codes = [*dict.fromkeys([*self.sources, *targets])]
+        self.sources = [*dict.fromkeys(chain.from_iterable(model.sources for model in served))]
+        self.codes = [*dict.fromkeys(chain(self.sources, *(model.targets for model in served)))]
         self.directions = {  # each of each model, as clients of OpenAI's API name it
             f"{model.name}:{source}-{target}": (model, source, target)
             for model in served
