@@ -29,9 +29,8 @@ def classify_pairs(
     tokenizer, config = loaded.tokenizer, loaded.config
     model = loaded.model.to(device)
     for sources, targets in windows_of_pairs(pairs):
-        encoded = zip(tokenizer.encode_source(sources), tokenizer.encode_target(targets), strict=True)
-        found = dict(enumerate(encoded))
-        fitting = [i for i, pair in found.items() if max(map(len, pair)) < config.max_length]
+        found = [*zip(tokenizer.encode_source(sources), tokenizer.encode_target(targets), strict=True)]
+        fitting = [i for i, pair in enumerate(found) if max(map(len, pair)) < config.max_length]
         sequences = [pair_sequence(found[i], tokenizer.special.eos) for i in fitting]
         probabilities = [math.nan] * len(found)
         progress(len(found) - len(fitting))

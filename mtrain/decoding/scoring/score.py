@@ -81,9 +81,7 @@ def filter_scores(
         return (scored.mean_log_prob for scored in score_pairs(translator, pairs, progress))
     pairs, others = tee(pairs)
     swapped = ((target, source) for source, target in others)
-    ours, theirs = score_pairs(translator, pairs, progress), score_pairs(reverse, swapped, progress)
-    both = zip(ours, theirs, strict=True)
-    return (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
+    return map(_dual_score, score_pairs(translator, pairs, progress), score_pairs(reverse, swapped, progress))
 
 
 def with_column(lines: Iterable[str], name: str, values: ScorePairs, quotes: bool) -> Iterator[str]:
@@ -112,8 +110,9 @@ def _first_columns(lines: Iterable[str], name: str, quotes: bool) -> Iterator[tu
         yield pair[0], pair[1]
 
 
-def _dual_score(one: float, other: float) -> float:
-    return math.exp(-(abs(one - other) + (one + other) / 2))
+def _dual_score(one: Scored, other: Scored) -> float:
+    a, b = -one.mean_log_prob, -other.mean_log_prob
+    return math.exp(-(abs(a - b) + (a + b) / 2))
 
 
 def _score(
