@@ -81,7 +81,8 @@ def filter_scores(
         return (scored.mean_log_prob for scored in score_pairs(translator, pairs, progress))
     pairs, others = tee(pairs)
     swapped = ((target, source) for source, target in others)
-    return map(_dual_score, score_pairs(translator, pairs, progress), score_pairs(reverse, swapped, progress))
+    ours, theirs = score_pairs(translator, pairs, progress), score_pairs(reverse, swapped, progress)
+    return (_dual_score(*both) for both in zip(ours, theirs, strict=True))
 
 
 def with_column(lines: Iterable[str], name: str, values: ScorePairs, quotes: bool) -> Iterator[str]:
