@@ -23,9 +23,8 @@ _VOID = frozenset(["", *_VOID_NAMES.split()])
 # Blocks whose end tag may be omitted, and the blocks (as regular expressions) whose start tags then end them.
 _ENDED_BY = {"p": ".*", "li": "li", "option": "option|optgroup", "dt": "dt|dd", "dd": "dt|dd"}
 _ENDED_BY |= dict.fromkeys(("td", "th"), "td|th|tr|tbody|tfoot") | {"tr": "tr|tbody|tfoot"}
-# Elements whose content is not translated, by their names or attributes.
-_KEPT_NAMES = ("code", "kbd", "samp", "var")
-_KEPT = re.compile(r"(?i)\btranslate\s*=\s*[\"']?no\b|\bclass\s*=\s*(?:[\"'][^\"']*)?\bnotranslate\b")
+_KEPT_NAMES = ("code", "kbd", "samp", "var")  # elements whose content is not translated
+_ATTRIBUTE = re.compile(r"""[\s/]([^\s/>="']+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>"']*))?""")
 _DEEPEST = 50  # elements in each other; tags that are deeper count as single ones
 # As in browsers, comments, scripts, tags and quotes that do not end extend to the end of the document. No
 # alternative fails after it has read far, so the time is linear, unlike that of `html.parser`.
@@ -58,6 +57,13 @@ def _is_single(token: _Token) -> bool:
     return bool(token["kept"]) or name in _VOID or (name in _INLINE and token[0].endswith("/>"))
 
 
+def _is_kept(token: _Token) -> bool:
+    """Whether the content of an element is not translated, by its start tag."""
+    attributes = {name: value.strip("\"'") for name, value in _ATTRIBUTE.findall(token[0].lower())}
+    classes = attributes.get("class", "").split()
+    return _name(token) in _KEPT_NAMES or attributes.get("translate") == "no" or "notranslate" in classes
+
+
 def _plain(token: _Token) -> str:
     """What a token is in the text without markup: text itself, a space for a block, otherwise nothing."""
     return unescape(token[0]) if token["text"] else " " * _is_block(token)
@@ -68,22 +74,31 @@ def _ends(tokens: Sequence[_Token]) -> dict[int, int]:
     that have no end tag are left out."""
     ends: dict[int, int] = {}
     open_: dict[str, list[int]] = defaultdict(list)  # start tags without an end tag so far, by name
-    blocks: list[int] = []  # start tags of open blocks
+    blocks: list[int] = []  # those of blocks
+
+    def end_block(number: int) -> None:
+        """End the last open block before a token."""
+        block = blocks.pop()
+        ends[open_[_name(tokens[block])].pop()] = number
+
     for number, token in enumerate(tokens):
         name = _name(token)
         if token["end"]:
-            if open_[name]:
-                start = open_[name].pop()
-                while _is_block(token) and blocks and blocks[-1] >= start:
-                    ends[blocks.pop()] = number
-                ends[start] = number + 1
+            if not open_[name]:
+                continue
+            if _is_block(token):
+                while blocks[-1] > open_[name][-1]:
+                    end_block(number)
+                end_block(number + 1)
+            else:
+                ends[open_[name].pop()] = number + 1
         elif not _is_single(token):
-            open_[name].append(number)
             if _is_block(token):
                 while blocks and re.fullmatch(_ENDED_BY.get(_name(tokens[blocks[-1]]), ""), name):
-                    ends[blocks.pop()] = number
+                    end_block(number)
                 blocks.append(number)
                 ends[number] = len(tokens)
+            open_[name].append(number)
     return ends
 
 
@@ -94,7 +109,7 @@ def _units(source: str) -> Iterator[list[_Token]]:
     ends, number = _ends(tokens), 0
     while number < len(tokens):
         token, end = tokens[number], number + 1
-        if number in ends and (_name(token) in _KEPT_NAMES or _KEPT.search(token[0])):
+        if number in ends and _is_kept(token):
             end = ends[number]
         yield tokens[number:end]
         number = end

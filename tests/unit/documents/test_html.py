@@ -59,6 +59,13 @@ def translated(html, translate):
         ("<p translate='no'>no<ul>yes</ul>", ["yes"]),
         ("<p translate=no>no</b> no<p>yes", ["yes"]),
         ("<i><p translate=no>no</i> no<p>yes", ["yes"]),
+        ("<p translate=no>no<p>yes</p></p>", ["yes"]),
+        ("<div><p translate=no>no</div>yes</p>yes", ["yes", "yes"]),
+        (
+            "<p data-translate=no>yes<p data-class='notranslate'>yes<p title='class=notranslate'>yes",
+            ["yes"] * 3,
+        ),
+        ("<p CLASS = 'a\nnotranslate b'>no<p class=notranslated>yes", ["yes"]),
         ("<ul><li class=notranslate>no<ul><li>no</li></ul><li>yes</ul>yes", ["yes", "yes"]),
         ("<ul><li>yes<li class=notranslate>no</ul>yes", ["yes", "yes"]),
         ("<table><tr><th translate=no>no<td>yes<tr translate=no><td>no<tr><td>yes</table>", ["yes", "yes"]),
