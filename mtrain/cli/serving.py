@@ -103,7 +103,7 @@ def _host_of(origin: str) -> str:
     """The host of an origin. A server on loopback without API keys answers only if it is addressed by a name
     of loopback or by such a host. Otherwise, any web page could ask it, whose own name is made to resolve to
     127.0.0.1 (DNS rebinding)."""
-    return origin.rpartition("/")[2].partition(":")[0]
+    return re.sub(r":\d*$", "", origin.rpartition("/")[2])
 
 
 def _read_keys(file: Path) -> list[str]:

@@ -167,8 +167,9 @@ def address(run_dir):
 
 @pytest.mark.slow
 def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
-    with running(run_dir, "--cors", "https://page.example:8443") as (_, address):
-        for host in ("localhost:5000", "[::1]:5000", "page.example"):
+    origins = ["https://page.example:8443", "http://[fd00::1]:3000"]
+    with running(run_dir, *(f"--cors={origin}" for origin in origins)) as (_, address):
+        for host in ("localhost:5000", "[::1]:5000", "page.example", "[fd00::1]:3000"):
             request = urllib.request.Request(f"{address}/languages", headers={"Host": host})
             assert urllib.request.urlopen(request).status == 200
         request = urllib.request.Request(f"{address}/languages", headers={"Host": "rebound.example"})

@@ -69,7 +69,7 @@ def read_weights(file: Path) -> tuple[dict[str, npt.NDArray[Any]], str]:
     try:
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
+                arrays = {name: np.asarray(stored[name]) for name in stored.files}  # other files are bytes
         else:
             arrays = _read_binary(read_file(file, UNLIMITED))
         text = arrays.pop(OPTIONS).tobytes().rstrip(b"\0").decode()

@@ -4,6 +4,8 @@ import gzip
 import json
 import re
 import shutil
+import struct
+import zipfile
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
@@ -299,6 +301,16 @@ def test_names_of_vocabularies_must_say_which_side_is_which(model_of, tmp_path):
     assert tokenizers[0].source.pieces == tokenizers[1].source.pieces[: len(tokenizers[0].source)]
 
 
+UNENDING = struct.pack("<6Q", 1, 1, 2**63, 0, 0, 0)  # the name of an array that is too long to be read
+
+
+def damage_npz(file):
+    """Weights with a file that is not an array."""
+    np.savez(file, **{"special:model.yml": np.zeros(1, np.int8)})
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("README.txt", "weights of a model")
+
+
 def test_damaged_folders_of_marian_are_refused(model_of, tmp_path):
     folder = marian_folder(model_of(JOINT), tmp_path / "marian", {}, Wpos=np.zeros((2, 2), "f4"))
     (folder / "vocab.spm").rename(folder / "vocab.sp")
@@ -318,8 +330,13 @@ def test_damaged_folders_of_marian_are_refused(model_of, tmp_path):
             "a has 3 dimensions of float32; expected 1 or 2",
         ),
         (lambda: np.savez(folder / "model.npz", a=np.zeros(1)), "has no special:model.yml"),
+        (lambda: damage_npz(folder / "model.npz"), "README.txt has 0 dimensions of .*; expected 1 or 2"),
         (lambda: (folder / "model.bin").write_bytes(b"x" * 99), "several models: model.bin, model.npz"),
         (lambda: (folder / "model.npz").unlink(), "model.bin: damaged, or not weights of Marian"),
+        (
+            lambda: (folder / "model.bin").write_bytes(UNENDING),
+            "model.bin: damaged, or not weights of Marian",
+        ),
     ):
         change()
         with pytest.raises(ModelError, match=message):
