@@ -169,14 +169,12 @@ def _packed_copy(model: Transformer, dtype: torch.dtype | None) -> Transformer:
     """A copy in evaluation mode with packed linear maps and less overhead per call. It shares the
     parameters and buffers of the model."""
     copied = _copy_of_modules(model)
-    for module in list(copied.modules()):
+    for module in reversed(list(copied.modules())):  # the maps of a feed-forward network before itself
         for name, child in module.named_children():
             if isinstance(child, Linear):
                 packed = pack(child.weight, child.bias, dtype)
                 setattr(module, name, child if packed is None else PackedMap(child, packed))
-    for module in list(copied.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
+            elif isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
                 setattr(module, name, PackedFeedForward(child))
     reduce_call_overhead(copied.eval())
     return copied
