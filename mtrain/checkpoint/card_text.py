@@ -134,15 +134,8 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
-    config = model.config
-    facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
-    if config.example:
-        source, target = config.example
-        facts |= {"source": source, "target": target}
-        facts["languages"] = f" --from {source} --to {target}"
-        facts["between"] = f'.between("{source}", "{target}")'
     is_joint = (model.folder / "joint.model").exists()
-    return _render("usage.md", model, is_joint=is_joint, package=argos_package(config), **facts)
+    return _render("usage.md", model, is_joint=is_joint, package=argos_package(model.config))
 
 
 def argos_package(config: ModelFolderConfig) -> str:
