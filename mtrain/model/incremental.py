@@ -80,8 +80,7 @@ class DecodingTransformer:
             h, x = layer.cross_attention_residual.before(x)
             h = cross_attention_step(layer.cross_attention, h, layer_cache, cache.source_keep_bias)
             x = layer.cross_attention_residual.after(x, h)
-            h, x = layer.feed_forward_residual.before(x)
-            x = layer.feed_forward_residual.after(x, layer.feed_forward(h))
+            x = layer.feed_forward_residual.around(x, layer.feed_forward)
         return model.decoder_norm(x)  # type: ignore[no-any-return]
 
     def project(self, hidden: Tensor) -> Tensor:
