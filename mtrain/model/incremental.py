@@ -194,9 +194,7 @@ class PackedMap(Linear):
     """A linear map that is computed by a packed copy of its weights."""
 
     def __init__(self, original: Linear, packed: PackedLinear):
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = original.in_features, original.out_features
-        self.weight, self.bias = original.weight, original.bias
+        vars(self).update(vars(original))  # all that makes it a module, and its parameters
         self.packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
@@ -211,21 +209,17 @@ class PackedMap(Linear):
 class PackedFeedForward(FeedForward):
     """A feed-forward network of two packed maps. The activations between them stay in low precision."""
 
+    inner: PackedMap
+    outer: PackedMap
+
     def __init__(self, original: FeedForward):
-        nn.Module.__init__(self)
-        self.gated, self.activation = original.gated, original.activation
-        self.inner, self.outer = original.inner, original.outer
-        self.dropout = original.dropout
-        self.relu = self.activation is F.relu
-        if self.relu:
-            assert isinstance(self.inner, PackedMap)
+        vars(self).update(vars(original))  # all that makes it a module, and its maps
+        if self.activation is F.relu:
             self.inner = PackedMap(self.inner, self.inner.packed.with_relu())
 
     def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(self.inner, PackedMap)
-        assert isinstance(self.outer, PackedMap)
         h = self.inner.packed(x)
-        return self.outer.packed(h if self.relu else self.activate(h)).to(x.dtype)
+        return self.outer.packed(h if self.activation is F.relu else self.activate(h)).to(x.dtype)
 
 
 def reduce_call_overhead(model: nn.Module) -> None:
