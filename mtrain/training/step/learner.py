@@ -86,7 +86,9 @@ class Learner:
         """
         sums = self._accumulate(list(batches), tokens)
         self.updates += 1
-        return self.run_in_worker(lambda: self._update(sums, tokens, rate))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * (self.encoder_share if group.get("is_encoder") else 1.0)
+        return StepMetrics(self.run_in_worker(lambda: self._apply(sums)), tokens)
 
     def expect(self, layouts: Iterable[Layout]) -> None:
         """Prepare for packed micro-batches of these exact layouts."""
@@ -109,11 +111,6 @@ class Learner:
         all of them, each operation would wait for the slowest core.
         """
         return work() if self.pool is None else self.pool.submit(work).result()
-
-    def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * (self.encoder_share if group.get("is_encoder") else 1.0)
-        return StepMetrics(self._apply(sums), tokens)
 
     def _apply(self, sums: Tensor, skip: Tensor | None = None) -> Tensor:
         """Update the weights by their gradients, unless the scalar `skip` is 1, and free the gradients.
