@@ -48,11 +48,9 @@ class ShardedLearner(Learner):
         batches = split_batches(batches, self.max_micro_batch_positions)
         count = int(self.ranks.all_reduce_max(len(batches))[0])
         batches += [batch_type(self.device).without_pairs()] * (count - len(batches))
-        sums = torch.zeros(2, device=self.device)
         try:
             with self.ranks.watched():
-                for batch in batches:
-                    sums = sums + self._backward(self.loss(self.model, batch), tokens)
+                sums = self._forward_backward(self.model, batches, tokens)
         except (RuntimeError, MemoryError) as error:
             self._reduce_micro_batches(error, batches)
             raise SynchronizationMemoryError from error
