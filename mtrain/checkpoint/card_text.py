@@ -3,16 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from mtrain.checkpoint.model_info import Ancestor, Description, Origin
 from mtrain.config.languages import base_language
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.duration import format_duration
 from mtrain.templates import load_templates
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 _HOME = "https://github.com/mtrain/mtrain"
 LIBRARIES = {  # that load exported models, with their titles
@@ -134,15 +130,8 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 def model_usage(model: Description) -> str:
     """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
-    config = model.config
-    facts: dict[str, object] = dict.fromkeys(("languages", "between"), "")
-    if config.example:
-        source, target = config.example
-        facts |= {"source": source, "target": target}
-        facts["languages"] = f" --from {source} --to {target}"
-        facts["between"] = f'.between("{source}", "{target}")'
     is_joint = (model.folder / "joint.model").exists()
-    return _render("usage.md", model, is_joint=is_joint, package=argos_package(config), **facts)
+    return _render("usage.md", model, is_joint=is_joint, package=argos_package(model.config))
 
 
 def argos_package(config: ModelFolderConfig) -> str:
@@ -151,23 +140,10 @@ def argos_package(config: ModelFolderConfig) -> str:
 
 
 def _render(template: str, model: Description, **facts: object) -> str:
-    """Fill a template with what is known about a model, and with more facts."""
+    """Fill a template with what is known about a model, and with more facts. Text from outside is escaped by
+    the filters `inline` and `code`."""
     config = model.config
-    found = _templates().get_template(template)
-    return found.render(
-        model=model,
-        info=model.info,
-        config=config,
-        architecture=config.model,
-        tag=config.direction.tag(config.language_tags),
-        home=_HOME,
-        **facts,
-    )
-
-
-def _templates() -> "Environment":
-    """The templates. Text from outside is escaped by the filters `inline` and `code`."""
-    return load_templates(
+    templates = load_templates(
         "mtrain.checkpoint",
         inline=_inline,
         code=_code,
@@ -175,6 +151,15 @@ def _templates() -> "Environment":
         language=base_language,
         number=_number,
         duration=format_duration,
+    )
+    return templates.get_template(template).render(
+        model=model,
+        info=model.info,
+        config=config,
+        architecture=config.model,
+        tag=config.direction.tag(config.language_tags),
+        home=_HOME,
+        **facts,
     )
 
 

@@ -64,13 +64,12 @@ def row_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     grouped = _in_groups(logits)
     size = grouped.size(2)
     maxima = grouped.amax(dim=-1)
-    if k == 1:  # like above, the first of equal entries
-        best = maxima.argmax(dim=1, keepdim=True)  # (N, 1)
-        members = grouped.gather(1, best[:, :, None].expand(-1, -1, size)).squeeze(1)  # (N, size)
+    # With k = 1, like above, the first of equal entries.
+    best = maxima.argmax(dim=1, keepdim=True) if k == 1 else maxima.topk(min(k, maxima.size(1))).indices
+    members = grouped.gather(1, best[:, :, None].expand(-1, -1, size)).flatten(1)  # (N, <= k * size)
+    if k == 1:
         values, index = members.max(dim=1, keepdim=True)
         return values, best * size + index
-    best = maxima.topk(min(k, maxima.size(1))).indices  # (N, <= k)
-    members = grouped.gather(1, best[:, :, None].expand(-1, -1, size)).flatten(1)
     values, index = members.topk(min(k, members.size(1)))
     tokens = best.gather(1, index // size) * size + index % size
     return values, tokens.clamp_(max=logits.size(1) - 1)

@@ -137,9 +137,7 @@ class KeyValueCache:
         """
         if sentences is not None:
             if self.source_keep_bias is not None:
-                shape = (-1, self.heads, *self.source_keep_bias.shape[1:])
-                by_sentence = self.source_keep_bias.view(shape)
-                self.source_keep_bias = by_sentence[sentences].flatten(0, 1)
+                self.source_keep_bias = self._for_heads(self.source_keep_bias[:: self.heads][sentences])
             if self.beams > 1:
                 self.past_keep_bias = self.past_keep_bias[sentences]
         slots = None

@@ -80,8 +80,7 @@ class DecodingTransformer:
             h, x = layer.cross_attention_residual.before(x)
             h = cross_attention_step(layer.cross_attention, h, layer_cache, cache.source_keep_bias)
             x = layer.cross_attention_residual.after(x, h)
-            h, x = layer.feed_forward_residual.before(x)
-            x = layer.feed_forward_residual.after(x, layer.feed_forward(h))
+            x = layer.feed_forward_residual.around(x, layer.feed_forward)
         return model.decoder_norm(x)  # type: ignore[no-any-return]
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -169,14 +168,12 @@ def _packed_copy(model: Transformer, dtype: torch.dtype | None) -> Transformer:
     """A copy in evaluation mode with packed linear maps and less overhead per call. It shares the
     parameters and buffers of the model."""
     copied = _copy_of_modules(model)
-    for module in list(copied.modules()):
+    for module in reversed(list(copied.modules())):  # the maps of a feed-forward network before itself
         for name, child in module.named_children():
             if isinstance(child, Linear):
                 packed = pack(child.weight, child.bias, dtype)
                 setattr(module, name, child if packed is None else PackedMap(child, packed))
-    for module in list(copied.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
+            elif isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
                 setattr(module, name, PackedFeedForward(child))
     reduce_call_overhead(copied.eval())
     return copied
@@ -197,9 +194,7 @@ class PackedMap(Linear):
     """A linear map that is computed by a packed copy of its weights."""
 
     def __init__(self, original: Linear, packed: PackedLinear):
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = original.in_features, original.out_features
-        self.weight, self.bias = original.weight, original.bias
+        vars(self).update(vars(original))  # all that makes it a module, and its parameters
         self.packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
@@ -214,21 +209,17 @@ class PackedMap(Linear):
 class PackedFeedForward(FeedForward):
     """A feed-forward network of two packed maps. The activations between them stay in low precision."""
 
+    inner: PackedMap
+    outer: PackedMap
+
     def __init__(self, original: FeedForward):
-        nn.Module.__init__(self)
-        self.gated, self.activation = original.gated, original.activation
-        self.inner, self.outer = original.inner, original.outer
-        self.dropout = original.dropout
-        self.relu = self.activation is F.relu
-        if self.relu:
-            assert isinstance(self.inner, PackedMap)
+        vars(self).update(vars(original))  # all that makes it a module, and its maps
+        if self.activation is F.relu:
             self.inner = PackedMap(self.inner, self.inner.packed.with_relu())
 
     def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(self.inner, PackedMap)
-        assert isinstance(self.outer, PackedMap)
         h = self.inner.packed(x)
-        return self.outer.packed(h if self.relu else self.activate(h)).to(x.dtype)
+        return self.outer.packed(h if self.activation is F.relu else self.activate(h)).to(x.dtype)
 
 
 def reduce_call_overhead(model: nn.Module) -> None:

@@ -10,6 +10,7 @@ of targets comes last, so causality hides it, and the loss ignores it.
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -259,8 +260,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual connection around a sublayer: `h, x = residual.before(x)`, then
-    `x = residual.after(x, sublayer(h))`.
+    """A residual connection around a sublayer.
 
     "post"  x = LayerNorm(x + Dropout(Sublayer(x)))    (sections 3.1 and 5.4)
     "pre"   x = x + Dropout(Sublayer(LayerNorm(x)))    (Xiong et al., "On Layer Normalization in the
@@ -272,6 +272,11 @@ class Residual(nn.Module):
         self.pre = config.norm == "pre"
         self.norm = (BranchNorm if self.pre else nn.LayerNorm)(config.d_model)
         self.dropout = Dropout(config.dropout)
+
+    def around(self, x: Tensor, sublayer: Callable[..., Tensor], *inputs: Any, **settings: Any) -> Tensor:
+        """The sublayer, called with its input and what else it needs, in the residual connection."""
+        h, x = self.before(x)
+        return self.after(x, sublayer(h, *inputs, **settings))
 
     def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the sublayer, and x itself."""
@@ -302,10 +307,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, sources: Sequences) -> Tensor:
         """x (P, E) of the source tokens."""
-        h, x = self.self_attention_residual.before(x)
-        x = self.self_attention_residual.after(x, self.self_attention(h, sources))
-        h, x = self.feed_forward_residual.before(x)
-        return self.feed_forward_residual.after(x, self.feed_forward(h))
+        x = self.self_attention_residual.around(x, self.self_attention, sources)
+        return self.feed_forward_residual.around(x, self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
@@ -322,12 +325,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, targets: Sequences, memory: Tensor, sources: Sequences) -> Tensor:
         """x (N*T, E) of the target tokens, memory (B*S, E) of the source tokens."""
-        h, x = self.self_attention_residual.before(x)
-        x = self.self_attention_residual.after(x, self.self_attention(h, targets, causal=True))
-        h, x = self.cross_attention_residual.before(x)
-        x = self.cross_attention_residual.after(x, self.cross_attention(h, targets, memory, sources))
-        h, x = self.feed_forward_residual.before(x)
-        return self.feed_forward_residual.after(x, self.feed_forward(h))
+        x = self.self_attention_residual.around(x, self.self_attention, targets, causal=True)
+        x = self.cross_attention_residual.around(x, self.cross_attention, targets, memory, sources)
+        return self.feed_forward_residual.around(x, self.feed_forward)
 
 
 # ------------------------------------------------------------------------------------------------ the model

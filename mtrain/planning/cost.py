@@ -171,19 +171,15 @@ def _attention_bytes(
     kernel that `mtrain.kernels.attention` chooses, which is the `explicit` one if it has to."""
     number, width, on_cpu = device.product_bytes, config.d_model, device.hardware.on_cpu
     normalizers, output = FP32 * config.heads * queries, number * queries * width
+    projected = FP32 if on_cpu else number  # on a CPU, attention is computed in fp32
     if explicit or (on_cpu and config.attention_dropout):
         copies = 3 if config.attention_dropout else 1  # weights before and after dropout, and its mask
-        projected = FP32 if on_cpu else number
         return projected * (queries + 2 * keys) * width + output + copies * normalizers * length
-    if not on_cpu:
-        return number * (queries + 2 * keys) * width + output + normalizers
-    eager = suits_eager_kernel(length, width // config.heads)
-    if eager:
+    if on_cpu and suits_eager_kernel(length, width // config.heads):
         keys, length = keys * padded_keys(length) // length, padded_keys(length)
-    total = FP32 * (queries + 2 * keys) * width + output  # on a CPU, attention is computed in fp32
-    if eager:
-        return total + normalizers * length
-    return total + normalizers + (FP32 * queries * width if device.is_low else 0)
+        return projected * (queries + 2 * keys) * width + output + normalizers * length
+    converted = FP32 * queries * width if on_cpu and device.is_low else 0
+    return projected * (queries + 2 * keys) * width + output + normalizers + converted
 
 
 def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:

@@ -96,12 +96,9 @@ class Estimator:
     def _shapes(self) -> Counter[Shape]:
         """The shapes of the micro-batches of this device."""
         source, target = self.lengths.source, self.lengths.target
-        shapes: Counter[Shape] = Counter()
-        for rows in chain.from_iterable(self.plan.steps):
-            if len(rows):
-                shape = Shape.of_lengths(len(rows), int(source[rows].max()), int(target[rows].max()))
-                shapes[shape.repeated(self.copies)] += 1
-        return shapes
+        batches = filter(len, chain.from_iterable(self.plan.steps))
+        sizes = ((len(rows), int(source[rows].max()), int(target[rows].max())) for rows in batches)
+        return Counter(Shape.of_lengths(*size).repeated(self.copies) for size in sizes)
 
     def _largest_possible(self, micro_batch_tokens: int) -> Shape:
         """The largest micro-batch of the longest sentences: a step is divided among devices and workers."""

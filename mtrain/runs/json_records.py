@@ -16,10 +16,9 @@ Record = dict[str, Any]
 
 def read_record(file: Path) -> Record | None:
     """The JSON object in a file; None if it is missing or damaged."""
-    try:
+    record = None
+    with suppress(OSError):
         record = parse_json(read_file(file).decode("utf-8", "replace"))
-    except OSError:
-        return None
     return record if isinstance(record, dict) else None
 
 

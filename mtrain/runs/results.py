@@ -112,7 +112,6 @@ def read_results(run_dir: Path) -> list[Result]:
 
 
 def _read(run_dir: Path) -> _Record | None:
-    try:
+    with suppress(OSError, ValueError):
         return _Record.model_validate_json(read_file(run_dir / FILE))
-    except (OSError, ValueError):
-        return None
+    return None

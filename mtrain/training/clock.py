@@ -59,7 +59,8 @@ class Clock:
         self.budget = 60 * training.max_minutes  # seconds
         self.most = math.inf if most is None else most
         self.limits = training.max_minutes, most
-        self._seconds_per_step = self.budget / training.planned_steps  # assumed until steps are measured
+        self.planned_steps = training.planned_steps  # in which the schedules of the config are expressed
+        self._seconds_per_step = self.budget / self.planned_steps  # assumed until steps are measured
         if state.step and state.seconds:
             self._seconds_per_step = state.seconds / state.step
         written: list[Plan] = []
@@ -87,10 +88,8 @@ class Clock:
             return plan
         step, training = self.state.step, self.training
         total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
-        assert training.planned_steps is not None
-        planned = training.planned_steps
-        warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / planned
-        reached = plan.scheduled_at(step) if plan else step / planned
+        warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / self.planned_steps
+        reached = plan.scheduled_at(step) if plan else step / self.planned_steps
         return Plan(step, max(step / total, min(reached, warm)), total, 0, self.limits)
 
     def add_step(self, seconds: float) -> bool:

@@ -48,14 +48,11 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
                 trainer.selection.score_initial_model()
             _take_steps(trainer, stop)
-    except DistributedError as error:
+    except (DistributedError, RuntimeError, MemoryError) as error:
         if isinstance(error, SynchronizationMemoryError):
             limit = trainer.learner.max_micro_batch_positions
             write_limit(trainer.run_dir, trainer.state.micro_batch_tokens, limit)
-        _save_alone(trainer)
-        raise
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
+        if isinstance(error, DistributedError) or is_out_of_memory(error):
             _save_alone(trainer)
         raise
 

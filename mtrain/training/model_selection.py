@@ -201,10 +201,8 @@ class ModelSelection:
             outcome.lowest_nll = nll
         best = state.best_scores
         still_learns = is_lowest and "nll" in best and best.get("bleu", LOW_BLEU) < LOW_BLEU
-        if improved or still_learns or self._another_stage_follows:
-            outcome.validations_without_improvement = 0
-        else:
-            outcome.validations_without_improvement += 1
+        resets = improved or still_learns or self._another_stage_follows
+        outcome.validations_without_improvement = 0 if resets else state.validations_without_improvement + 1
         if is_best:
             outcome.best_step, outcome.best_alignment_layer = state.step, layer
             outcome.best_metric = "chrf" if compared.get("bleu", LOW_BLEU) < self.least_bleu else leading

@@ -112,11 +112,9 @@ class Trainer:
     def scheduled(self, step: int) -> float:
         """The position of an optimizer step in the planned steps. A schedule that ends at zero follows the
         plan of the clock; others depend on the step alone."""
-        training = self.config.training
-        if self.clock is None or training.schedule not in ENDING_AT_ZERO:
+        if self.clock is None or self.config.training.schedule not in ENDING_AT_ZERO:
             return step
-        assert training.planned_steps is not None
-        return self.clock.plans[-1].scheduled_at(step) * training.planned_steps
+        return self.clock.plans[-1].scheduled_at(step) * self.clock.planned_steps
 
     @property
     def arithmetic(self) -> str:

@@ -39,27 +39,23 @@ class ShardedLearner(Learner):
         """The loss of a batch. Its backward pass adds up the gradients over the ranks."""
         return self._root(batch)  # type: ignore[no-any-return, operator]
 
-    def _accumulate(self, batches: list[AnyBatch], tokens: int) -> Tensor:
-        """See `Learner`. Each micro-batch adds up its gradients, so that no rank keeps all of them.
+    def _accumulate_alone(self, batches: list[AnyBatch], tokens: int) -> Tensor:
+        """See `Learner`, but no rank can do it alone, not even in a dry run: each micro-batch adds up its
+        gradients, so that no rank keeps all of them.
 
         Raises SynchronizationMemoryError if memory runs out, because the other ranks wait for this one.
         """
         batches = split_batches(batches, self.max_micro_batch_positions)
         count = int(self.ranks.all_reduce_max(len(batches))[0])
         batches += [batch_type(self.device).without_pairs()] * (count - len(batches))
-        sums = torch.zeros(2, device=self.device)
         try:
             with self.ranks.watched():
-                for batch in batches:
-                    sums = sums + self._backward(self.loss(self.model, batch), tokens)
+                sums = self._forward_backward(self.model, batches, tokens)
         except (RuntimeError, MemoryError) as error:
             self._reduce_micro_batches(error, batches)
             raise SynchronizationMemoryError from error
         self.ranks.start_all_reduce(sums)()
         return sums
-
-    def _accumulate_alone(self, batches: list[AnyBatch], tokens: int) -> Tensor:
-        return self._accumulate(batches, tokens)
 
     def discard(self, sums: LossSums) -> None:
         """Run the backward pass, after which the weights are divided again."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import DistributedError, is_out_of_memory
 from mtrain.kernels.attention.dispatch import recording
 from mtrain.kernels.cross_entropy import LossSums, r_drop_loss
-from mtrain.kernels.foreach import scale_all
+from mtrain.kernels.foreach import add_all, scale_all
 from mtrain.model.build import AnyModel
 from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.step.alignment_loss import alignment_loss
@@ -86,7 +87,9 @@ class Learner:
         """
         sums = self._accumulate(list(batches), tokens)
         self.updates += 1
-        return self.run_in_worker(lambda: self._update(sums, tokens, rate))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * (self.encoder_share if group.get("is_encoder") else 1.0)
+        return StepMetrics(self.run_in_worker(lambda: self._apply(sums)), tokens)
 
     def expect(self, layouts: Iterable[Layout]) -> None:
         """Prepare for packed micro-batches of these exact layouts."""
@@ -109,11 +112,6 @@ class Learner:
         all of them, each operation would wait for the slowest core.
         """
         return work() if self.pool is None else self.pool.submit(work).result()
-
-    def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * (self.encoder_share if group.get("is_encoder") else 1.0)
-        return StepMetrics(self._apply(sums), tokens)
 
     def _apply(self, sums: Tensor, skip: Tensor | None = None) -> Tensor:
         """Update the weights by their gradients, unless the scalar `skip` is 1, and free the gradients.
@@ -184,15 +182,10 @@ class Learner:
         ]
         wait(jobs)  # even if one fails, because the others still write gradients
         sums = torch.stack([job.result() for job in jobs]).sum(0)
-        self.run_in_worker(lambda: self._add_gradients(replicas[1:]))
-        return sums
-
-    def _add_gradients(self, replicas: Sequence[AnyModel]) -> None:
-        """Add the gradients of the replicas to the gradients of the model."""
-        for replica in replicas:
-            for gradient, other in zip(_gradients(self.model), _gradients(replica), strict=True):
-                gradient += other
+        for replica in replicas[1:]:
+            self.run_in_worker(partial(add_all, _gradients(self.model), _gradients(replica)))
             replica.zero_grad(set_to_none=True)
+        return sums
 
     def _forward_backward(
         self, model: AnyModel, batches: Sequence[AnyBatch], tokens: int, seed: int | None = None
