@@ -4,7 +4,6 @@ The result, see `Rejections`, is a code for each pair.
 """
 
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from itertools import accumulate
@@ -31,6 +30,7 @@ from mtrain.tokenizer.rows import Indices
 Mask = npt.NDArray[np.bool_]
 
 _NUMBER = re.compile(r"\d+")
+_OTHER_DIGIT = re.compile(r"[^\D0-9]")  # a digit outside ASCII
 _SEPARATOR = r"[.,'’\u066b\u066c\uff0c\uff0e \u00a0\u2009\u202f]"  # of thousands
 _THOUSANDS = re.compile(
     rf"(?<!\d)(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d\d?(?:,\d\d)+,\d{{3}})(?!\d)"  # 1,234,567 or 12,34,567
@@ -209,10 +209,6 @@ def have_other_numbers(source: str, target: str) -> bool:
 
 def _numbers_of(text: str) -> frozenset[str]:
     if not text.isascii():
-        text = _NUMBER.sub(lambda match: _to_ascii(match[0]), text)
+        text = _OTHER_DIGIT.sub(lambda digit: str(int(digit[0])), text)
     text = _THOUSANDS.sub(lambda match: "".join(_NUMBER.findall(match[0])), text)
     return frozenset(number.lstrip("0") for number in _NUMBER.findall(text))
-
-
-def _to_ascii(number: str) -> str:
-    return number if number.isascii() else "".join(str(unicodedata.decimal(digit)) for digit in number)
