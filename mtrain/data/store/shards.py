@@ -99,12 +99,9 @@ def write_shard(
     sides = sides[0].take(order), sides[1].take(order)
     edges = np.searchsorted(buckets[order], np.arange(count + 1))
     index = np.stack([edges, *(side.starts[edges] for side in sides)], axis=1)
-    tensors = {
-        **{"source": sides[0].ids, "target": sides[1].ids},
-        **{"source_length": sides[0].lengths.astype(np.uint32)},
-        **{"target_length": sides[1].lengths.astype(np.uint32)},
-        **{"number": numbers[order].astype(np.uint32), "buckets": index},
-    }
+    lengths = [side.lengths.astype(np.uint32) for side in sides]
+    columns = sides[0].ids, sides[1].ids, *lengths, numbers[order].astype(np.uint32)
+    tensors: dict[str, Any] = {**dict(zip(_ROWS, columns, strict=True)), "buckets": index}
     digests = [_digest(tensors, index, bucket) for bucket in range(count)]
     tensors["sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(count, 32)
     metadata = {**asdict(info), "sha256": sha256_of_json(asdict(info))}
