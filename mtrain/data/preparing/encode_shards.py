@@ -55,7 +55,7 @@ class EncodedBlock(NamedTuple):
 
     sides: tuple[Rows, Rows]
     numbers: Indices  # of the pairs in their corpus, from 1
-    dropped: dict[str, int]  # number of other pairs by reason
+    dropped: Counter[str]  # number of other pairs by reason
     pairs: int  # all pairs
 
 
@@ -106,8 +106,7 @@ class Encoder:
         dropped.update({"held out": int(held_out.sum()), "too long": int(too_long.sum()), **rejected})
         rows = sides[0].select(kept), sides[1].select(kept)
         numbers = np.asarray(block.numbers, np.int64)[kept]
-        reasons = {reason: number for reason, number in dropped.items() if number}
-        return EncodedBlock(rows, numbers, reasons, total)
+        return EncodedBlock(rows, numbers, dropped, total)
 
     def _encode(
         self,
@@ -158,7 +157,7 @@ class ShardWriter:
             for task, block in map_tasks(self.make_encoder(), self.make_encoder, tasks, workers):
                 blocks.append(block)
                 progress.set_done_before(self._existed)
-                progress.add(block.pairs - block.dropped.get("bad", 0))
+                progress.add(block.pairs - block.dropped["bad"])
                 if task.is_last:
                     self._infos[task.shard] = self._write(task, blocks)
                     blocks = []
@@ -218,12 +217,10 @@ class ShardWriter:
         source, target = (Rows.join([block.sides[side] for block in blocks]) for side in (0, 1))
         numbers: Ids = np.concatenate([block.numbers for block in blocks])
         pairs = sum(block.pairs for block in blocks)
-        dropped = dict(sum((Counter(block.dropped) for block in blocks), Counter[str]()))
+        dropped = dict(sum((block.dropped for block in blocks), Counter[str]()))  # without zeros
         first, kept = end.first - pairs, len(numbers)
         count, fingerprint = self.folder.summary["buckets"], self.folder.summary["fingerprint"]
-        info = ShardInfo(
-            LAYOUT, SHARD, count, fingerprint, corpus, first, pairs, kept, dropped, ends=end.offsets
-        )
+        info = ShardInfo(LAYOUT, SHARD, count, fingerprint, corpus, first, pairs, kept, dropped, end.offsets)
         buckets = buckets_of(numbers, self.seed, corpus, count)
         file = shard_file(self.folder.path, last.shard)
         self.files.require_unchanged([self.files.data.train[corpus]])
