@@ -126,9 +126,7 @@ class BlockFilter:
             None if corpus.filters == "off" else rules_for(data.direction_of(corpus)) for corpus in data.train
         ]
         self._duplicates = data.filters.duplicates
-        self._directions = np.zeros(len(data.train), np.uint64)  # a hash of the direction of each corpus
-        if data.has_several_directions:
-            self._directions = hash_texts(list(map(str, data.directions)))
+        self._directions = hash_texts(list(map(str, data.directions)))  # of each corpus
 
     def apply(self, block: Block, corpus: int) -> FilteredBlock:
         """Filter a block of corpus number `corpus` (from 0). With `filters: off`, only unreadable and empty
