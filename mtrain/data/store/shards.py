@@ -264,9 +264,7 @@ class EncodedCorpus:
         )
 
     @classmethod
-    def open(
-        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]
-    ) -> "EncodedCorpus":
+    def open(cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]) -> Self:
         """The rows of some buckets of all shards, in the order of their pairs in the corpora."""
         parts = [shard.rows(buckets) for shard in shards]
         weights = np.array([corpora[shard.info.corpus].weight for shard in shards], np.float64)
@@ -275,7 +273,7 @@ class EncodedCorpus:
     @classmethod
     def of_rows(
         cls, shards: Sequence[Shard], corpora: Sequence[Corpus], parts: Sequence[StoredRows], weights: Weights
-    ) -> "EncodedCorpus":
+    ) -> Self:
         """The given rows of each shard, in the order of the shards. There must be at least one shard."""
         positions = [part.positions for part in parts]
         edges = np.cumsum([0, *map(len, positions)])
