@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mtrain.config.languages import Direction
@@ -145,7 +145,7 @@ def open_data(
     settings = describe_settings(data, tokenizer, seed)
     if difference := find_difference(folder.inputs.settings, settings):
         raise ModelError(f"{folder.path}: was prepared with {difference}; {_SAME_FILES}")
-    buckets = _buckets_to_verify(folder, data.window_pairs) if verify else ()
+    buckets = _buckets_to_verify(folder, data.window_pairs) if verify else range(0)
     contents = folder.open_contents(buckets)
     if contents.problem:
         raise ModelError(f"{contents.problem}; {_SAME_FILES}")
@@ -154,12 +154,7 @@ def open_data(
 
 
 def _as_prepared_data(
-    contents: Contents,
-    verified: Sequence[int],
-    data: DataConfig,
-    tokenizer: Tokenizer,
-    folder: DataFolder,
-    seed: int,
+    contents: Contents, verified: range, data: DataConfig, tokenizer: Tokenizer, folder: DataFolder, seed: int
 ) -> PreparedData:
     """The contents of a complete folder, of which the rows of some buckets have been `verified`."""
     rewrites: list[Rewrite] = []
@@ -172,7 +167,7 @@ def _as_prepared_data(
     return PreparedData(train, contents.validation, directions, folder.summary["fingerprint"])
 
 
-def _buckets_to_verify(folder: DataFolder, window_pairs: int) -> Sequence[int]:
+def _buckets_to_verify(folder: DataFolder, window_pairs: int) -> range:
     """The buckets whose rows are verified at startup: all if they are one window. Otherwise, each is verified
     before its use."""
     summary = folder.summary
