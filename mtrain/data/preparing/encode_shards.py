@@ -38,6 +38,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 # Texts that are encoded at a time: so few that their ids are still in the processor's cache when they are
 # copied.
 _TEXTS = 1000
+Encode = Callable[[list[str]], list[list[int]]]  # returns the ids of each text
 
 
 class EncodingTask(NamedTuple):
@@ -109,11 +110,7 @@ class Encoder:
         return EncodedBlock(rows, numbers, dropped, total)
 
     def _encode(
-        self,
-        encode: Callable[[list[str]], list[list[int]]],
-        texts: list[str],
-        before: Sequence[int],
-        after: Sequence[int] = (),
+        self, encode: Encode, texts: list[str], before: Sequence[int], after: Sequence[int] = ()
     ) -> Rows:
         """The ids of each text with EOS, and the ids of languages before and after them."""
         ids: list[Ids] = [np.empty(0, self._dtype)]
