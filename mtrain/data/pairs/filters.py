@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mtrain.config.languages import has_spaces, scripts_of_language
 from mtrain.config.sections.data import DataConfig
@@ -25,9 +24,7 @@ from mtrain.data.text.sizes import TextSizes, measure
 from mtrain.data.text.urls import urls_of
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.storage.temporary import TemporaryStream
-from mtrain.tokenizer.rows import Indices
-
-Mask = npt.NDArray[np.bool_]
+from mtrain.tokenizer.rows import Indices, Mask
 
 _NUMBER = re.compile(r"\d+")
 _OTHER_DIGIT = re.compile(r"[^\D0-9]")  # a digit outside ASCII

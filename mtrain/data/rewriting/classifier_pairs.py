@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
@@ -75,7 +74,7 @@ def draw_others(lengths: Ids, key: Sequence[int]) -> Indices:
     order = np.lexsort((generator.random(count), lengths))
     distances = generator.integers(1, max(2, min(_NEIGHBORS + 1, count)), count)
     distances *= generator.choice([-1, 1], count)
-    others: npt.NDArray[np.int64] = np.empty(count, np.int64)
+    others: Indices = np.empty(count, np.int64)
     others[order] = order[(np.arange(count) + distances) % count]
     return others
 

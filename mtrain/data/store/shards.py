@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from mtrain.config.sections.corpora import Corpus
@@ -38,7 +37,7 @@ from mtrain.data.text.hashes import hash_numbers
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import replacing
 from mtrain.storage.manifest import sha256_of_json
-from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
+from mtrain.tokenizer.rows import Floats, Ids, Indices, Rows, ranges
 
 LAYOUT = 4  # version of the files of the data folder; if it changes, runs encode again
 SHARD = 250_000  # raw pairs
@@ -50,7 +49,7 @@ _ROWS = ("source", "target", "source_length", "target_length", "number")
 _TENSORS = {*_ROWS, "buckets", "sha256"}
 _MAX_HEADER = 2**20  # bytes; a header is far smaller
 LocateRows = Callable[[Sequence[int]], list[str]]
-Weights = tuple[npt.NDArray[np.float64], Sequence[int] | Indices]  # of so many consecutive rows
+Weights = tuple[Floats, Sequence[int] | Indices]  # of so many consecutive rows
 
 
 @dataclass(frozen=True)
@@ -289,9 +288,9 @@ class EncodedCorpus:
         return len(self.source_lengths)
 
     @property
-    def weights(self) -> npt.NDArray[np.float64]:
+    def weights(self) -> Floats:
         """How often each row occurs in an epoch."""
-        weights: npt.NDArray[np.float64] = np.repeat(*self._weights)
+        weights: Floats = np.repeat(*self._weights)
         return weights
 
     @property
@@ -299,7 +298,7 @@ class EncodedCorpus:
         """How many pairs these rows contribute to an epoch, on average."""
         return float(np.dot(*self._weights))
 
-    def weighted(self, weights: npt.NDArray[np.float64]) -> "EncodedCorpus":
+    def weighted(self, weights: Floats) -> "EncodedCorpus":
         """The same rows with another weight for each part, if it has one weight for each part."""
         found = copy(self)
         found._weights = weights, self._weights[1]
