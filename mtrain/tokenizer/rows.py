@@ -69,6 +69,9 @@ class Rows(NamedTuple):
         return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+Sides = tuple[Rows, Rows]  # source, target
+
+
 def pad(rows: Rows, fill: int, width: int = 0) -> tuple[Indices, Mask]:
     """Pad rows on the right to the length of the longest one, and at least to `width`. Returns a matrix and a
     mask, True at ids, both (rows, width)."""

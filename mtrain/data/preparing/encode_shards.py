@@ -32,7 +32,7 @@ from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of
 from mtrain.errors import ModelError
 from mtrain.processes.pool import map_tasks
 from mtrain.progress_bar import ProgressBar
-from mtrain.tokenizer.rows import Ids, Indices, Rows
+from mtrain.tokenizer.rows import Ids, Indices, Rows, Sides
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 # Texts that are encoded at a time: so few that their ids are still in the processor's cache when they are
@@ -54,7 +54,7 @@ class EncodingTask(NamedTuple):
 class EncodedBlock(NamedTuple):
     """The pairs of a block that are kept, as ids."""
 
-    sides: tuple[Rows, Rows]
+    sides: Sides
     numbers: Indices  # of the pairs in their corpus, from 1
     dropped: Counter[str]  # number of other pairs by reason
     pairs: int  # all pairs

@@ -37,7 +37,7 @@ from mtrain.data.text.hashes import hash_numbers
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import replacing
 from mtrain.storage.manifest import sha256_of_json
-from mtrain.tokenizer.rows import Floats, Ids, Indices, Rows, ranges
+from mtrain.tokenizer.rows import Floats, Ids, Indices, Rows, Sides, ranges
 
 LAYOUT = 4  # version of the files of the data folder; if it changes, runs encode again
 SHARD = 250_000  # raw pairs
@@ -80,12 +80,7 @@ def shard_file(folder: Path, index: int) -> Path:
 
 
 def write_shard(
-    file: Path,
-    sides: tuple[Rows, Rows],
-    numbers: Ids,
-    buckets: Indices,
-    info: ShardInfo,
-    index_sha256: str | None = None,
+    file: Path, sides: Sides, numbers: Ids, buckets: Indices, info: ShardInfo, index_sha256: str | None = None
 ) -> None:
     """Write a shard atomically. Each row has its number (from the first pair of the shard) in `numbers`, and
     its bucket in `buckets`.
@@ -304,7 +299,7 @@ class EncodedCorpus:
         found._weights = weights, self._weights[1]
         return found
 
-    def fetch(self, rows: Sequence[int] | Indices) -> tuple[Rows, Rows]:
+    def fetch(self, rows: Sequence[int] | Indices) -> Sides:
         """Source and target ids (int32) of the given rows, in the given order."""
         wanted = np.asarray(rows, np.int64)
         owners = np.searchsorted(self._edges, wanted, side="right") - 1
@@ -329,7 +324,7 @@ class EncodedCorpus:
         """The integer type of all ids."""
         return np.result_type(*(ids.dtype for sides in self._ids for ids in sides))
 
-    def with_rows(self, sides: tuple[Rows, Rows]) -> "EncodedCorpus":
+    def with_rows(self, sides: Sides) -> "EncodedCorpus":
         """The same pairs with other source and target ids. Rows beyond `len(self)` are noise that is added to
         the corpus."""
         columns = ((side.ids, side.starts[:-1], side.lengths) for side in sides)
