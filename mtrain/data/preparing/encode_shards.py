@@ -17,15 +17,7 @@ import numpy as np
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.pairs.rejections import REASONS, Codes, Rejections
-from mtrain.data.reading.blocks import (
-    BLOCK,
-    START,
-    RawBlock,
-    RawPosition,
-    parse_block,
-    read_blocks,
-    refuse_unless_skipped,
-)
+from mtrain.data.reading.blocks import BLOCK, START, RawBlock, RawPosition, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.store.folder import DataFolder
 from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
@@ -77,8 +69,7 @@ class Encoder:
         """Encode a block. Raises DataError if a pair is unreadable and `data.bad_lines` is not `skip`."""
         corpus, codes = task.corpus, task.codes
         block = parse_block(task.raw, self._data.train[corpus])
-        for error in block.errors.values():
-            refuse_unless_skipped(error, self._data.bad_lines)
+        block.refuse_errors(self._data.bad_lines)
         total, rejected = len(block.sources) + len(block.errors), dict[str, int]()
         if codes is not None:
             codes = codes[block.indices]

@@ -185,6 +185,11 @@ class Block(NamedTuple):
         """The readable pairs of which neither side is blank."""
         return self.select(self.have_text())._replace(errors={})
 
+    def refuse_errors(self, bad_lines: str) -> None:
+        """Raise the error of the first unreadable pair, unless `bad_lines` is "skip"."""
+        for error in self.errors.values():
+            refuse_unless_skipped(error, bad_lines)
+
     def place_of(self, number: int) -> str:
         """The location of a pair, as `file:line`."""
         return f"{self.name}:{number - self.skipped}"
