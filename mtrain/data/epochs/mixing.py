@@ -129,13 +129,12 @@ class Mixer:
         """The rows of a window. `verify` is called before rows are read; its exceptions propagate."""
         mixture = self.mixture(starts)
         edges = mixture.layout.edges()[window : window + 2]
+        # Of the stage, before and after the window.
+        epochs = [epoch - starts[-1] + Fraction(edge, mixture.layout.buckets) for edge in edges]
         for corpus in mixture.pairs:
             earlier = zip(self.mixtures, pairwise(starts), strict=False)
             before = sum(stage.taken(corpus, stop - start) for stage, (start, stop) in earlier)
-            first, last = (
-                before + mixture.taken(corpus, epoch - starts[-1] + Fraction(edge, mixture.layout.buckets))
-                for edge in edges
-            )
+            first, last = (before + mixture.taken(corpus, each) for each in epochs)
             yield from self._take(corpus, first, last, verify)
 
     def _take(self, corpus: int, first: int, last: int, verify: Verify) -> Iterator[ChosenRows]:
