@@ -252,10 +252,8 @@ class EncodedCorpus:
         self._edges = np.cumsum([0, *(len(part.positions) for part in parts)])  # first row of each part
         self._ids = [[part.ids[side] for part in parts] for side in (0, 1)]
         self._starts = [_compact(np.concatenate([part.starts[side] for part in parts])) for side in (0, 1)]
-        self.source_lengths, self.target_lengths = (
-            np.concatenate([part.lengths[side] for part in parts]).astype(np.int32, copy=False)
-            for side in (0, 1)
-        )
+        lengths = (np.concatenate([part.lengths[side] for part in parts]) for side in (0, 1))
+        self.source_lengths, self.target_lengths = (each.astype(np.int32, copy=False) for each in lengths)
 
     @classmethod
     def open(cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]) -> Self:
