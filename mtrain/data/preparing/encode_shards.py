@@ -77,26 +77,24 @@ class Encoder:
             counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
             rejected = dict(zip(REASONS, counts, strict=True))
         tags = self._tags[corpus]
-        sides = [
-            self._encode(self._tokenizer.encode_source, block.sources, tags.source, tags.after_source),
-            self._encode(self._tokenizer.encode_target, block.targets, tags.target),
-        ]
-        lengths, count = [side.lengths for side in sides], len(block.sources)
+        source = self._encode(self._tokenizer.encode_source, block.sources, tags.source, tags.after_source)
+        target = self._encode(self._tokenizer.encode_target, block.targets, tags.target)
+        count = len(block.sources)
         blank = ~np.array(block.have_text(), np.bool_)
         # Also empty if normalization removes every character.
         added = [1 + count for count in tags.counts]
-        empty = blank | (lengths[0] == added[0]) | (lengths[1] == added[1])
+        empty = blank | (source.lengths == added[0]) | (target.lengths == added[1])
         # Including duplicates, since validation must not score training pairs.
         is_held_out = self._held_out.__contains__
         held_out = np.fromiter(map(is_held_out, block.sources), np.bool_, count)
         if self._data.has_several_directions:
             held_out |= np.fromiter(map(is_held_out, block.targets), np.bool_, count)
         held_out &= ~empty
-        too_long = are_too_long(lengths[0], lengths[1], self._data.max_length) & ~empty & ~held_out
+        too_long = are_too_long(source.lengths, target.lengths, self._data.max_length) & ~empty & ~held_out
         kept = ~(empty | held_out | too_long)
         dropped = Counter(bad=len(block.errors), empty=int(empty.sum()))
         dropped.update({"held out": int(held_out.sum()), "too long": int(too_long.sum()), **rejected})
-        rows = sides[0].select(kept), sides[1].select(kept)
+        rows = source.select(kept), target.select(kept)
         numbers = np.asarray(block.numbers, np.int64)[kept]
         return EncodedBlock(rows, numbers, dropped, total)
 
