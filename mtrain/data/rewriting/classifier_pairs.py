@@ -5,7 +5,7 @@ Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) also learns from corrupted pa
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,12 +58,22 @@ class ExampleMaker:
             generator = make_generator("pairs", self._seed, *key, start)
             sequences, classes = [], []
             for pair, other in zip(_pairs(corpus, rows), _pairs(corpus, others[rows]), strict=True):
-                example = self._corrupter.draw(self._shares, pair, other, generator)
+                example = self._draw(pair, other, generator)
                 good = example is None or generator.random() < 0.5
                 version = pair if example is None else example.good if good else example.bad
                 sequences.append(pair_sequence(version, self._eos))
                 classes.append([GOOD if good else BAD])
             yield Rows.from_lists(sequences), Rows.from_lists(classes)
+
+    def _draw(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
+        """Corrupt a pair in a way that is drawn by its share; in another one if the pair would not change."""
+        remaining = dict(self._shares)
+        while remaining:
+            [kind] = generator.choices(list(remaining), list(remaining.values()))
+            if (example := self._corrupter.corrupt(kind, pair, other, generator)) is not None:
+                return example
+            del remaining[kind]
+        return None
 
 
 def draw_others(lengths: Ids, key: Sequence[int]) -> Indices:
@@ -120,18 +130,6 @@ class Corrupter:
         both = pair, (pair[0], new) if replaced else (new, pair[1])
         good, bad = ((source[: self._longest], target[: self._longest]) for source, target in both)
         return None if good == bad else Example(good, bad)
-
-    def draw(
-        self, shares: Mapping[str, float], pair: PairIds, other: PairIds, generator: random.Random
-    ) -> Example | None:
-        """Corrupt a pair in a way that is drawn by its share; in another one if the pair would not change."""
-        remaining = dict(shares)
-        while remaining:
-            [kind] = generator.choices(list(remaining), list(remaining.values()))
-            if (example := self.corrupt(kind, pair, other, generator)) is not None:
-                return example
-            del remaining[kind]
-        return None
 
     def _change(self, kind: str, ids: TokenIds, other: TokenIds, generator: random.Random) -> TokenIds | None:
         """One side of a pair, corrupted; `other` is the same side of another pair. None if that is not
