@@ -103,11 +103,9 @@ def prepare_data(
         if folder.shared or differ_only_in_paths(folder.inputs, inputs):
             inputs = folder.inputs
     if trained_on not in (None, inputs.fingerprint):
-        raise ModelError(
-            f"{folder.path}: the corpus or the tokenizer changed since the checkpoints of this run were "
-            "written; restore it, resume with `mtrain fit --allow-data-change`, or start another run with "
-            "--run-dir"
-        )
+        problem = "the corpus or the tokenizer changed since the checkpoints of this run were written"
+        cure = "restore it, resume with `mtrain fit --allow-data-change`, or start another run with --run-dir"
+        raise ModelError(f"{folder.path}: {problem}; {cure}")
     encoder = FolderEncoder(data, tokenizer, folder, scanner, inputs)
     if folder.inputs != inputs or not folder.is_complete:
         encoder.encode()

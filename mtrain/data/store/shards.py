@@ -102,10 +102,8 @@ def write_shard(
     with replacing(file) as temporary:
         save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
         if index_sha256 is not None and Shard(temporary).index_sha256 != index_sha256:
-            raise DataError(
-                f"{file}: encoding this shard again gives other contents than it had; restore the shard, or "
-                "use the versions of mtrain and its libraries that encoded it"
-            )
+            cure = "restore the shard, or use the versions of mtrain and its libraries that encoded it"
+            raise DataError(f"{file}: encoding this shard again gives other contents than it had; {cure}")
 
 
 def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
