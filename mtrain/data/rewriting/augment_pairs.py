@@ -83,10 +83,8 @@ class PairAugmenter:
         """Whether the next pair may be appended: there is one, and it has the same tags."""
         if row + 1 == len(pairs) or tags[row] != tags[row + 1]:
             return False
-        return all(
-            vocabulary.tag(ids) == vocabulary.tag(following)
-            for vocabulary, ids, following in zip(self._vocabularies, *pairs[row : row + 2], strict=True)
-        )
+        sides = zip(self._vocabularies, *pairs[row : row + 2], strict=True)
+        return all(vocabulary.tag(ids) == vocabulary.tag(following) for vocabulary, ids, following in sides)
 
     def _texts(
         self, pairs: Sequence[EncodedPair], side: int, rows: Sequence[int], merged: Mapping[int, Direction]
