@@ -52,10 +52,8 @@ def clean(
     if data.filters is None:
         raise UsageError("data.filters has no rule; give some, such as {max_ratio: 3}")
     if data.has_several_directions:
-        raise UsageError(
-            "data.train has several directions, which the lines of the output would not tell apart; "
-            "give one at a time"
-        )
+        problem = "data.train has several directions, which the lines of the output would not tell apart"
+        raise UsageError(f"{problem}; give one at a time")
     if isinstance(data.validation, Holdout):  # otherwise, pairs would be drawn
         data = data.model_copy(update={"validation": [ToyCorpus(toy="validation")]})
     scanner = CorpusScanner(RawFiles(data), seed=0, workers=workers, for_tokenizer=False)

@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mtrain.config.languages import Direction
@@ -26,14 +26,7 @@ from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.block_check import Normalizers
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import forget_reported_shards, read_reported_shards
-from mtrain.data.store.folder import (
-    Contents,
-    DataFolder,
-    Inputs,
-    Summary,
-    directions_of_validation,
-    remove_obsolete,
-)
+from mtrain.data.store.folder import Contents, DataFolder, Inputs, directions_of_validation, remove_obsolete
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -110,15 +103,13 @@ def prepare_data(
         if folder.shared or differ_only_in_paths(folder.inputs, inputs):
             inputs = folder.inputs
     if trained_on not in (None, inputs.fingerprint):
-        raise ModelError(
-            f"{folder.path}: the corpus or the tokenizer changed since the checkpoints of this run were "
-            "written; restore it, resume with `mtrain fit --allow-data-change`, or start another run with "
-            "--run-dir"
-        )
+        problem = "the corpus or the tokenizer changed since the checkpoints of this run were written"
+        cure = "restore it, resume with `mtrain fit --allow-data-change`, or start another run with --run-dir"
+        raise ModelError(f"{folder.path}: {problem}; {cure}")
     encoder = FolderEncoder(data, tokenizer, folder, scanner, inputs)
     if folder.inputs != inputs or not folder.is_complete:
         encoder.encode()
-    buckets = _buckets_to_verify(folder.summary, data.window_pairs)
+    buckets = _buckets_to_verify(folder, data.window_pairs)
     reported = read_reported_shards(folder.run_dir)
     contents = folder.open_contents(buckets, reported)
     if contents.problem:
@@ -152,7 +143,7 @@ def open_data(
     settings = describe_settings(data, tokenizer, seed)
     if difference := find_difference(folder.inputs.settings, settings):
         raise ModelError(f"{folder.path}: was prepared with {difference}; {_SAME_FILES}")
-    buckets = _buckets_to_verify(folder.summary, data.window_pairs) if verify else ()
+    buckets = _buckets_to_verify(folder, data.window_pairs) if verify else range(0)
     contents = folder.open_contents(buckets)
     if contents.problem:
         raise ModelError(f"{contents.problem}; {_SAME_FILES}")
@@ -161,12 +152,7 @@ def open_data(
 
 
 def _as_prepared_data(
-    contents: Contents,
-    verified: Sequence[int],
-    data: DataConfig,
-    tokenizer: Tokenizer,
-    folder: DataFolder,
-    seed: int,
+    contents: Contents, verified: range, data: DataConfig, tokenizer: Tokenizer, folder: DataFolder, seed: int
 ) -> PreparedData:
     """The contents of a complete folder, of which the rows of some buckets have been `verified`."""
     rewrites: list[Rewrite] = []
@@ -179,8 +165,9 @@ def _as_prepared_data(
     return PreparedData(train, contents.validation, directions, folder.summary["fingerprint"])
 
 
-def _buckets_to_verify(summary: Summary, window_pairs: int) -> Sequence[int]:
+def _buckets_to_verify(folder: DataFolder, window_pairs: int) -> range:
     """The buckets whose rows are verified at startup: all if they are one window. Otherwise, each is verified
     before its use."""
+    summary = folder.summary
     layout = WindowLayout.of(sum(summary["kept"]), summary["buckets"], window_pairs)
     return range(summary["buckets"] if layout == ONE_WINDOW else 0)

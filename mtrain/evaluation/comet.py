@@ -42,10 +42,8 @@ def comet_python(folder: Path | None) -> Path:
     named = folder or (path_of(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     cure = "`mtrain evaluate --setup-comet FOLDER` makes one"
     if named is None:
-        raise UsageError(
-            f"--metrics comet needs an environment with {PACKAGE}; give --comet FOLDER or set {VARIABLE}; "
-            f"{cure}"
-        )
+        problem = f"--metrics comet needs an environment with {PACKAGE}"
+        raise UsageError(f"{problem}; give --comet FOLDER or set {VARIABLE}; {cure}")
     python = _python_of(named)
     if not python.is_file():
         raise UsageError(f"{named}: not a virtual environment (it has no {python}); {cure}")

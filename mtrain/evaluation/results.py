@@ -21,10 +21,8 @@ class SetResult(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """All but the translations and the scores of sentences."""
-        record: dict[str, Any] = {
-            "sentences": len(self.test.references[0]),
-            "scores": [score._asdict() for score in self.scores],
-        }
+        scores = [score._asdict() for score in self.scores]
+        record: dict[str, Any] = {"sentences": len(self.test.references[0]), "scores": scores}
         if self.test.direction:
             record["direction"] = str(self.test.direction)
         if known := {name: each.problems for name, each in self.outputs.items() if each.problems is not None}:

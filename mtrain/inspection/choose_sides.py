@@ -80,10 +80,8 @@ def choose_sides(
     """
     if len(sides) == 2 and all(side.is_marked for side in sides):
         return ChosenSides(sides[0], sides[1])
-    source, target = (
-        _by_key(sides, key) or _by_language(sides, language)
-        for key, language in zip(keys, languages, strict=True)
-    )
+    wanted = zip(keys, languages, strict=True)
+    source, target = (_by_key(sides, key) or _by_language(sides, language) for key, language in wanted)
     if source is not None and source is target:
         if all(keys) or not any(keys):
             raise UsageError(f"{source.name}: source and target are the same; give two")
@@ -118,9 +116,7 @@ def _by_key(sides: Sequence[FoundText], key: str | None) -> FoundText | None:
         return None
     found = [side for side in sides if key in (str(side.key), side.name)]
     if not found:
-        names = (
-            f"{side.key}" if f"{side.key}" == side.name else f"{side.key} ({side.name})" for side in sides
-        )
+        names = (f"{side.key}" + f" ({side.name})" * (side.name != str(side.key)) for side in sides)
         raise UsageError(f"no column {key}; choose from {', '.join(names)}")
     return found[0]
 

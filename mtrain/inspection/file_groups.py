@@ -73,10 +73,8 @@ def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -
         return [_in_order(Group((*files,), _own_languages(files)))]
     for file in files:
         if file in free:
-            raise DataError(
-                f"{file}: no file of the same name in another language is given; leave it out, or give a "
-                "source and a target file, and others with --validation and --test"
-            )
+            cure = "leave it out, or give a source and a target file, and others with --validation and --test"
+            raise DataError(f"{file}: no file of the same name in another language is given; {cure}")
     return sorted(groups, key=lambda group: min(map(files.index, group.files)))
 
 

@@ -74,10 +74,8 @@ def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[
         return "jsonl"
     if not head or sum("\t" in line for line in head) > len(head) / 2:
         return "tsv"
-    raise DataError(
-        f"{train[0]}: one column only; give two files, the source and the target, or a TSV, JSONL or Parquet "
-        "file with both"
-    )
+    cure = "give two files, the source and the target, or a TSV, JSONL or Parquet file with both"
+    raise DataError(f"{train[0]}: one column only; {cure}")
 
 
 def _suffix(file: Path) -> str:
@@ -157,12 +155,10 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Found
         if column in with_text or {column.name, str(column.key)} & {*keys}
     ]
     if len(sides) < 2:
-        found = ", ".join(column.name for column in table.columns)
+        names = ", ".join(column.name for column in table.columns)
         hint = "; choose with --source-column and --target-column" if len(table.columns) > 1 else ""
-        raise DataError(
-            f"{file}: two columns of text are needed, source and target; "
-            + (f"found {len(sides)} among {found}{hint}" if table.columns else "found none")
-        )
+        found = f"{len(sides)} among {names}{hint}" if table.columns else "none"
+        raise DataError(f"{file}: two columns of text are needed, source and target; found {found}")
     return with_languages(sides, Path(file).name)
 
 

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SAVE_EVERY = 5.0  # seconds; a killed process loses at most the answers of this time
 _BUFFER = 2**20  # bytes
+_START_OVER = "remove it and leave out --continue to start over"
 
 
 class OutputState(NamedTuple):
@@ -76,18 +77,14 @@ class ResumableOutput:
 
     def _open(self) -> None:
         saved = self._read_state()
+        found = f"{self.part}: has the output for {saved['lines']} lines" if saved else ""
         if saved and saved["lines"] and saved["job"] != self.job:
-            raise UsageError(
-                f"{self.part}: has the output for {saved['lines']} lines, written with another model or "
-                "other settings; remove it and leave out --continue to start over"
-            )
+            raise UsageError(f"{found}, written with another model or other settings; {_START_OVER}")
         if saved and self.resume:
             self._done = self._saved = OutputState(saved["lines"], saved["sha256"], saved["bytes"])
         elif saved and saved["lines"]:
-            raise UsageError(
-                f"{self.part}: has the output for {saved['lines']} lines, from an interrupted command; add "
-                "--continue to resume, or remove it to start over"
-            )
+            cure = "add --continue to resume, or remove it to start over"
+            raise UsageError(f"{found}, from an interrupted command; {cure}")
         try:
             if not self.lines_done:
                 self._record()  # marks FILE.part as written by mtrain, before it is created
@@ -122,8 +119,7 @@ class ResumableOutput:
             self._digest.update(_encode(line))
         if self.lines_done:
             if self._digest.hexdigest() != self._done.sha256:
-                cure = "remove it and leave out --continue to start over"
-                raise UsageError(f"{self.part}: the input has changed; {cure}")
+                raise UsageError(f"{self.part}: the input has changed; {_START_OVER}")
             log.info("resuming after %d lines", self.lines_done)
 
     def write(self, line: str, answer: str) -> None:

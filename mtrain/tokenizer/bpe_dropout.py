@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
-from mtrain.tokenizer.rows import Indices, Rows
+from mtrain.tokenizer.rows import Floats, Indices, Rows
 
 _NONE = np.iinfo(np.int64).max  # instead of the number of a merge, if there is none
 
@@ -17,9 +16,7 @@ _NONE = np.iinfo(np.int64).max  # instead of the number of a merge, if there is 
 class BpeSampler:
     """Merges the characters of words again, skipping merges at random."""
 
-    def __init__(
-        self, names: Sequence[str], scores: npt.NDArray[np.float64], learned: Sequence[int], dropout: float
-    ):
+    def __init__(self, names: Sequence[str], scores: Floats, learned: Sequence[int], dropout: float):
         """`names` and `scores` cover all pieces, by id. `learned` has the ids of the pieces to use,
         whose scores are the negative ranks of merges. A merge is skipped with the probability `dropout`."""
         self._dropout = dropout

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mtrain.tokenizer.code_points import code_points
-from mtrain.tokenizer.rows import Indices, Rows
+from mtrain.tokenizer.rows import Floats, Indices, Rows
 
 _END = 0x110000  # the end mark of a word; greater than all code points
 _BITS = 21  # of a code point
@@ -22,9 +21,7 @@ _SHARES = 2**32  # the precision of probabilities
 class UnigramSampler:
     """Samples from all segmentations of words into some pieces."""
 
-    def __init__(
-        self, names: Sequence[str], scores: npt.NDArray[np.float64], learned: Sequence[int], strength: float
-    ):
+    def __init__(self, names: Sequence[str], scores: Floats, learned: Sequence[int], strength: float):
         """`names` and `scores` (log-probabilities) cover all pieces, by id. `learned` has the ids of
         the pieces to use, and `strength` is the exponent alpha of the probability of a segmentation."""
         self._scores = strength * scores
@@ -86,7 +83,7 @@ class _Edges(NamedTuple):
     ids: Indices  # of the piece
 
     @classmethod
-    def of(cls, starts: Indices, stops: Indices, ids: Indices, shares: npt.NDArray[np.float64]) -> "_Edges":
+    def of(cls, starts: Indices, stops: Indices, ids: Indices, shares: Floats) -> "_Edges":
         """`shares` are the probabilities of the edges of each node, which are consecutive."""
         counts = np.bincount(starts)
         firsts = np.cumsum(counts) - counts

@@ -46,9 +46,8 @@ def without_paths(model: bytes) -> bytes:
     for number, value, raw in _fields(model):
         if number in _PATHS and isinstance(value, bytes):
             contents = b"".join(each.raw for each in _fields(value) if each.number != _PATHS[number])
-            parts.append(_field(number, contents))
-        else:
-            parts.append(raw)
+            raw = _field(number, contents)
+        parts.append(raw)
     return b"".join(parts)
 
 
@@ -105,8 +104,5 @@ def _fields(message: bytes) -> Iterator[_Field]:
 
 def _varint(number: int) -> bytes:
     """A number as 7 bits a byte, the lowest first; all bytes but the last have the highest bit set."""
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*encoded, number])
+    rest = number >> 7
+    return bytes([number & 127 | 128]) + _varint(rest) if rest else bytes([number])

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 class Rows(NamedTuple):
@@ -41,7 +43,7 @@ class Rows(NamedTuple):
         lengths = self.lengths[indices]
         return Rows(np.frombuffer(taken or b"", self.ids.dtype)[: int(lengths.sum())], lengths)
 
-    def select(self, kept: npt.NDArray[np.bool_]) -> "Rows":
+    def select(self, kept: Mask) -> "Rows":
         """Some of the rows, in their order; `kept` says which. Unlike `take`, this needs no pyarrow."""
         return Rows(self.ids[np.repeat(kept, self.lengths)], self.lengths[kept])
 
@@ -67,7 +69,10 @@ class Rows(NamedTuple):
         return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def pad(rows: Rows, fill: int, width: int = 0) -> tuple[Indices, npt.NDArray[np.bool_]]:
+Sides = tuple[Rows, Rows]  # source, target
+
+
+def pad(rows: Rows, fill: int, width: int = 0) -> tuple[Indices, Mask]:
     """Pad rows on the right to the length of the longest one, and at least to `width`. Returns a matrix and a
     mask, True at ids, both (rows, width)."""
     width = max(width, int(rows.lengths.max(initial=0)))

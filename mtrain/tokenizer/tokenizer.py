@@ -170,14 +170,11 @@ def model_config(architecture: Architecture, tokenizer: Tokenizer, max_length: i
 
     Raises UsageError if `tie_embeddings` is `all` and there are two vocabularies.
     """
+    needs = "needs a joint vocabulary"
     if architecture.is_classifier and not tokenizer.joint:
-        raise UsageError(
-            "model.head: pair_classifier needs a joint vocabulary, but this tokenizer has one for each side"
-        )
+        raise UsageError(f"model.head: pair_classifier {needs}, but this tokenizer has one for each side")
     if architecture.tie_embeddings == "all" and not tokenizer.joint:
-        raise UsageError(
-            "model.tie_embeddings: all needs a joint vocabulary; use decoder or none with two vocabularies"
-        )
+        raise UsageError(f"model.tie_embeddings: all {needs}; use decoder or none with two vocabularies")
     return ModelConfig(
         **architecture.model_dump(),
         **tokenizer.special.options(),

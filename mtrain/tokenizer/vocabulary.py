@@ -87,8 +87,7 @@ class Vocabulary:
     def segment(self, texts: list[str]) -> list[list[str]]:
         """Pieces of each text. Text that SentencePiece has no piece for is returned unchanged, as a piece; a
         mapping may have an id for it."""
-        tags = [self._tag_of(text) for text in texts]
-        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        tags, rest = self._divide(texts)
         if self.normalizes_punctuation:
             rest = [normalize_punctuation(text) for text in rest]
         rows = self.processor.encode(rest, out_type=str, num_threads=self.threads)
@@ -103,16 +102,15 @@ class Vocabulary:
             )
             pairs = zip(found, normalized, strict=True)
             return [[offsets[begin] for begin, _ in row["offsets"]] for row, (_, offsets) in pairs]
-        tags = [self._tag_of(text) for text in texts]
-        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        tags, rest = self._divide(texts)
         found = self.processor.encode(rest, return_type="offset_mapping", num_threads=self.threads)
         rows = zip(tags, found, strict=True)
         return [[*[0] * bool(tag), *(len(tag) + begin for begin, _ in row["offsets"])] for tag, row in rows]
 
-    def _tag_of(self, text: str) -> str:
-        """The tag of a Marian model that a text begins with, or nothing."""
-        match = _TAG.match(text) if self._has_tags else None
-        return match[0] if match else ""
+    def _divide(self, texts: list[str]) -> tuple[list[str], list[str]]:
+        """The tag of a Marian model that each text begins with, or nothing; and the rest of each text."""
+        tags = [match[0] if self._has_tags and (match := _TAG.match(text)) else "" for text in texts]
+        return tags, [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
 
     def join(self, rows: list[list[str]]) -> list[str]:
         """The text of each row of pieces, the inverse of `segment` but for normalization."""

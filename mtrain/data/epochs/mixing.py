@@ -28,6 +28,7 @@ from mtrain.errors import DataError
 from mtrain.tokenizer.rows import Ids, Indices
 
 _LAST_HASH = np.uint64(2**64 - 1)
+Verify = Callable[[int, Sequence[int]], None]  # with the index of a shard and the buckets to read from it
 
 
 def weights_by_size(sizes: Sequence[int], temperature: float) -> list[float]:
@@ -124,25 +125,19 @@ class Mixer:
         sizes = [max(1, int(size.sum())) for size in self._sizes]
         return [float(pairs / total / size) for pairs, size in zip(taken, sizes, strict=True)]
 
-    def choose(
-        self, starts: StageStarts, epoch: int, window: int, verify: Callable[[int, Sequence[int]], None]
-    ) -> Iterator[ChosenRows]:
-        """The rows of a window. `verify` is called with the index of a shard and the buckets to read from it;
-        its exceptions propagate."""
+    def choose(self, starts: StageStarts, epoch: int, window: int, verify: Verify) -> Iterator[ChosenRows]:
+        """The rows of a window. `verify` is called before rows are read; its exceptions propagate."""
         mixture = self.mixture(starts)
         edges = mixture.layout.edges()[window : window + 2]
+        # Of the stage, before and after the window.
+        epochs = [epoch - starts[-1] + Fraction(edge, mixture.layout.buckets) for edge in edges]
         for corpus in mixture.pairs:
             earlier = zip(self.mixtures, pairwise(starts), strict=False)
             before = sum(stage.taken(corpus, stop - start) for stage, (start, stop) in earlier)
-            first, last = (
-                before + mixture.taken(corpus, epoch - starts[-1] + Fraction(edge, mixture.layout.buckets))
-                for edge in edges
-            )
+            first, last = (before + mixture.taken(corpus, each) for each in epochs)
             yield from self._take(corpus, first, last, verify)
 
-    def _take(
-        self, corpus: int, first: int, last: int, verify: Callable[[int, Sequence[int]], None]
-    ) -> Iterator[ChosenRows]:
+    def _take(self, corpus: int, first: int, last: int, verify: Verify) -> Iterator[ChosenRows]:
         """The rows of a part of the stream of a corpus."""
         sizes = self._sizes[corpus]
         whole, parts = _divide(first, last, int(sizes.sum()))

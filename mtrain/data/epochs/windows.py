@@ -18,14 +18,7 @@ from mtrain.config.sections.corpora import Corpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.mixing import ChosenRows, Mixer, weights_by_size
-from mtrain.data.epochs.schedule import (
-    FIRST_STAGE,
-    ONE_WINDOW,
-    Position,
-    StageSchedule,
-    StageStarts,
-    WindowLayout,
-)
+from mtrain.data.epochs.schedule import FIRST_STAGE, Position, StageSchedule, StageStarts, WindowLayout
 from mtrain.data.rewriting.rewrite import Key, Rewrite, Throttle, replace_rows
 from mtrain.data.store.damaged import report_damaged_shard
 from mtrain.data.store.shards import EncodedCorpus, Shard
@@ -67,7 +60,7 @@ class WindowedCorpus:
     @property
     def fits_one_window(self) -> bool:
         """Whether all pairs are in memory at the same time."""
-        return self._layout == ONE_WINDOW
+        return len(self._layout.edges()) == 2
 
     def layout(self, starts: StageStarts = FIRST_STAGE) -> WindowLayout:
         """What determines the windows of an epoch. `starts` are the first epochs of the stages that have
@@ -76,7 +69,7 @@ class WindowedCorpus:
 
     def windows(self, epoch: int) -> list[list[int]]:
         """The buckets of each window of an epoch without stages."""
-        if self._layout == ONE_WINDOW:
+        if self.fits_one_window:
             return [self._buckets]
         return [[self._buckets[i] for i in window] for window in self._layout.windows(self._seed, epoch)]
 
@@ -86,7 +79,7 @@ class WindowedCorpus:
 
     def key(self, epoch: int, window: int, starts: StageStarts = FIRST_STAGE) -> Key:
         """What the random choices of a window depend on, in addition to the seed."""
-        return (epoch,) if self.layout(starts) == ONE_WINDOW else (epoch, window)
+        return (epoch,) if self.count_windows(starts) == 1 else (epoch, window)
 
     def encoded(self, epoch: int = 0, window: int = 0) -> EncodedCorpus:
         """The pairs of a window (from 0) of an epoch without stages, as they were encoded. Raises DataError
@@ -97,7 +90,7 @@ class WindowedCorpus:
         for index in range(len(self._shards)):
             self._verify(index, buckets)
         corpus = EncodedCorpus.open(self._shards, self._corpora, buckets)
-        if self._layout == ONE_WINDOW:
+        if self.fits_one_window:
             self._whole = corpus
             for verified in self._verified:  # so that the first `open` does not verify them again
                 verified.update(buckets)
@@ -140,7 +133,7 @@ class WindowedCorpus:
 
     def share_of_epoch(self, window: EncodedCorpus, starts: StageStarts = FIRST_STAGE) -> float:
         """The share of an epoch's pairs that a window has, on average. It is 1 if it is the only window."""
-        if self.layout(starts) == ONE_WINDOW:
+        if self.count_windows(starts) == 1:
             return 1.0
         total = self._epoch_pairs if self.mixer is None else self.mixer.mixture(starts).epoch_pairs
         return window.expected_pairs / float(total)

@@ -4,7 +4,6 @@ The result, see `Rejections`, is a code for each pair.
 """
 
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from itertools import accumulate
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mtrain.config.languages import has_spaces, scripts_of_language
 from mtrain.config.sections.data import DataConfig
@@ -26,11 +24,10 @@ from mtrain.data.text.sizes import TextSizes, measure
 from mtrain.data.text.urls import urls_of
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 from mtrain.storage.temporary import TemporaryStream
-from mtrain.tokenizer.rows import Indices
-
-Mask = npt.NDArray[np.bool_]
+from mtrain.tokenizer.rows import Indices, Mask
 
 _NUMBER = re.compile(r"\d+")
+_OTHER_DIGIT = re.compile(r"[^\D0-9]")  # a digit outside ASCII
 _SEPARATOR = r"[.,'’\u066b\u066c\uff0c\uff0e \u00a0\u2009\u202f]"  # of thousands
 _THOUSANDS = re.compile(
     rf"(?<!\d)(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d\d?(?:,\d\d)+,\d{{3}})(?!\d)"  # 1,234,567 or 12,34,567
@@ -126,9 +123,7 @@ class BlockFilter:
             None if corpus.filters == "off" else rules_for(data.direction_of(corpus)) for corpus in data.train
         ]
         self._duplicates = data.filters.duplicates
-        self._directions = np.zeros(len(data.train), np.uint64)  # a hash of the direction of each corpus
-        if data.has_several_directions:
-            self._directions = hash_texts(list(map(str, data.directions)))
+        self._directions = hash_texts(list(map(str, data.directions)))  # of each corpus
 
     def apply(self, block: Block, corpus: int) -> FilteredBlock:
         """Filter a block of corpus number `corpus` (from 0). With `filters: off`, only unreadable and empty
@@ -209,10 +204,6 @@ def have_other_numbers(source: str, target: str) -> bool:
 
 def _numbers_of(text: str) -> frozenset[str]:
     if not text.isascii():
-        text = _NUMBER.sub(lambda match: _to_ascii(match[0]), text)
+        text = _OTHER_DIGIT.sub(lambda digit: str(int(digit[0])), text)
     text = _THOUSANDS.sub(lambda match: "".join(_NUMBER.findall(match[0])), text)
     return frozenset(number.lstrip("0") for number in _NUMBER.findall(text))
-
-
-def _to_ascii(number: str) -> str:
-    return number if number.isascii() else "".join(str(unicodedata.decimal(digit)) for digit in number)

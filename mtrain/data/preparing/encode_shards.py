@@ -17,27 +17,20 @@ import numpy as np
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.pairs.rejections import REASONS, Codes, Rejections
-from mtrain.data.reading.blocks import (
-    BLOCK,
-    START,
-    RawBlock,
-    RawPosition,
-    parse_block,
-    read_blocks,
-    refuse_unless_skipped,
-)
+from mtrain.data.reading.blocks import BLOCK, START, RawBlock, RawPosition, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.store.folder import DataFolder
 from mtrain.data.store.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
 from mtrain.processes.pool import map_tasks
 from mtrain.progress_bar import ProgressBar
-from mtrain.tokenizer.rows import Ids, Indices, Rows
+from mtrain.tokenizer.rows import Ids, Indices, Rows, Sides
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 # Texts that are encoded at a time: so few that their ids are still in the processor's cache when they are
 # copied.
 _TEXTS = 1000
+Encode = Callable[[list[str]], list[list[int]]]  # returns the ids of each text
 
 
 class EncodingTask(NamedTuple):
@@ -53,9 +46,9 @@ class EncodingTask(NamedTuple):
 class EncodedBlock(NamedTuple):
     """The pairs of a block that are kept, as ids."""
 
-    sides: tuple[Rows, Rows]
+    sides: Sides
     numbers: Indices  # of the pairs in their corpus, from 1
-    dropped: dict[str, int]  # number of other pairs by reason
+    dropped: Counter[str]  # number of other pairs by reason
     pairs: int  # all pairs
 
 
@@ -76,8 +69,7 @@ class Encoder:
         """Encode a block. Raises DataError if a pair is unreadable and `data.bad_lines` is not `skip`."""
         corpus, codes = task.corpus, task.codes
         block = parse_block(task.raw, self._data.train[corpus])
-        for error in block.errors.values():
-            refuse_unless_skipped(error, self._data.bad_lines)
+        block.refuse_errors(self._data.bad_lines)
         total, rejected = len(block.sources) + len(block.errors), dict[str, int]()
         if codes is not None:
             codes = codes[block.indices]
@@ -85,36 +77,29 @@ class Encoder:
             counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
             rejected = dict(zip(REASONS, counts, strict=True))
         tags = self._tags[corpus]
-        sides = [
-            self._encode(self._tokenizer.encode_source, block.sources, tags.source, tags.after_source),
-            self._encode(self._tokenizer.encode_target, block.targets, tags.target),
-        ]
-        lengths, count = [side.lengths for side in sides], len(block.sources)
+        source = self._encode(self._tokenizer.encode_source, block.sources, tags.source, tags.after_source)
+        target = self._encode(self._tokenizer.encode_target, block.targets, tags.target)
+        count = len(block.sources)
         blank = ~np.array(block.have_text(), np.bool_)
         # Also empty if normalization removes every character.
         added = [1 + count for count in tags.counts]
-        empty = blank | (lengths[0] == added[0]) | (lengths[1] == added[1])
+        empty = blank | (source.lengths == added[0]) | (target.lengths == added[1])
         # Including duplicates, since validation must not score training pairs.
         is_held_out = self._held_out.__contains__
         held_out = np.fromiter(map(is_held_out, block.sources), np.bool_, count)
         if self._data.has_several_directions:
             held_out |= np.fromiter(map(is_held_out, block.targets), np.bool_, count)
         held_out &= ~empty
-        too_long = are_too_long(lengths[0], lengths[1], self._data.max_length) & ~empty & ~held_out
+        too_long = are_too_long(source.lengths, target.lengths, self._data.max_length) & ~empty & ~held_out
         kept = ~(empty | held_out | too_long)
         dropped = Counter(bad=len(block.errors), empty=int(empty.sum()))
         dropped.update({"held out": int(held_out.sum()), "too long": int(too_long.sum()), **rejected})
-        rows = sides[0].select(kept), sides[1].select(kept)
+        rows = source.select(kept), target.select(kept)
         numbers = np.asarray(block.numbers, np.int64)[kept]
-        reasons = {reason: number for reason, number in dropped.items() if number}
-        return EncodedBlock(rows, numbers, reasons, total)
+        return EncodedBlock(rows, numbers, dropped, total)
 
     def _encode(
-        self,
-        encode: Callable[[list[str]], list[list[int]]],
-        texts: list[str],
-        before: Sequence[int],
-        after: Sequence[int] = (),
+        self, encode: Encode, texts: list[str], before: Sequence[int], after: Sequence[int] = ()
     ) -> Rows:
         """The ids of each text with EOS, and the ids of languages before and after them."""
         ids: list[Ids] = [np.empty(0, self._dtype)]
@@ -158,7 +143,7 @@ class ShardWriter:
             for task, block in map_tasks(self.make_encoder(), self.make_encoder, tasks, workers):
                 blocks.append(block)
                 progress.set_done_before(self._existed)
-                progress.add(block.pairs - block.dropped.get("bad", 0))
+                progress.add(block.pairs - block.dropped["bad"])
                 if task.is_last:
                     self._infos[task.shard] = self._write(task, blocks)
                     blocks = []
@@ -218,12 +203,10 @@ class ShardWriter:
         source, target = (Rows.join([block.sides[side] for block in blocks]) for side in (0, 1))
         numbers: Ids = np.concatenate([block.numbers for block in blocks])
         pairs = sum(block.pairs for block in blocks)
-        dropped = dict(sum((Counter(block.dropped) for block in blocks), Counter[str]()))
+        dropped = dict(sum((block.dropped for block in blocks), Counter[str]()))  # without zeros
         first, kept = end.first - pairs, len(numbers)
         count, fingerprint = self.folder.summary["buckets"], self.folder.summary["fingerprint"]
-        info = ShardInfo(
-            LAYOUT, SHARD, count, fingerprint, corpus, first, pairs, kept, dropped, ends=end.offsets
-        )
+        info = ShardInfo(LAYOUT, SHARD, count, fingerprint, corpus, first, pairs, kept, dropped, end.offsets)
         buckets = buckets_of(numbers, self.seed, corpus, count)
         file = shard_file(self.folder.path, last.shard)
         self.files.require_unchanged([self.files.data.train[corpus]])

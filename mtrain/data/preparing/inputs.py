@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.sections.corpora import Corpus, HubCorpus
+from mtrain.config.sections.corpora import HubCorpus, ToyCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.digests import RawFiles, train_and_validation
-from mtrain.data.reading.files import files_of
+from mtrain.data.reading.files import existing_files, files_of
 from mtrain.data.store.folder import CURE, DataFolder, Inputs
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -202,14 +202,8 @@ def hashes_of_missing(data: DataConfig, folder: DataFolder) -> list[str | None]:
         return [None] * len(corpora)
     if corpora_of(inputs.settings["data"]) != corpora_of(describe_data(data)):
         return [None] * len(corpora)
+    without_files: tuple[type, ...] = (ToyCorpus,) if folder.shared else (ToyCorpus, HubCorpus)
     return [
-        content if _is_missing(corpus, folder.shared) else None
+        None if isinstance(corpus, without_files) or existing_files(corpus) else content
         for corpus, content in zip(corpora, inputs.contents, strict=True)
     ]
-
-
-def _is_missing(corpus: Corpus, shared: bool) -> bool:
-    try:
-        return not files_of(corpus) and isinstance(corpus, HubCorpus) and shared
-    except DataError:
-        return True

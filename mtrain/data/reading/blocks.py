@@ -13,16 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.config.sections.corpora import (
-    Corpus,
-    HubCorpus,
-    ParquetCorpus,
-    SacrebleuCorpus,
-    TextCorpus,
-    ToyCorpus,
-    TsvCorpus,
-    name_of,
-)
+from mtrain.config.sections.corpora import Corpus, FieldsCorpus, HubCorpus, ParquetCorpus, TsvCorpus, name_of
 from mtrain.data import Pair
 from mtrain.data.reading.files import LineCorpus, files_by_pair, files_of, load_dataset, toy_pairs
 from mtrain.data.reading.lines import Digests, LineBlocks, decode_block, is_seekable, open_blocks, read_range
@@ -91,10 +82,10 @@ def read_blocks(
             yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)
             first = end
         return
-    if not isinstance(corpus, HubCorpus | ToyCorpus):
+    if isinstance(corpus, LineCorpus):
         yield from _read_lines(corpus, digests, size, start, by_range)
         return
-    records: Any = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
+    records: Any = load_dataset(corpus) if isinstance(corpus, HubCorpus) else toy_pairs(corpus.toy)
     if fields and (columns := columns_of(fields, records.column_names)):
         records = records.select_columns(columns)
     for begin in range(start.first - 1, len(records), size):
@@ -185,6 +176,11 @@ class Block(NamedTuple):
         """The readable pairs of which neither side is blank."""
         return self.select(self.have_text())._replace(errors={})
 
+    def refuse_errors(self, bad_lines: str) -> None:
+        """Raise the error of the first unreadable pair, unless `bad_lines` is "skip"."""
+        for error in self.errors.values():
+            refuse_unless_skipped(error, bad_lines)
+
     def place_of(self, number: int) -> str:
         """The location of a pair, as `file:line`."""
         return f"{self.name}:{number - self.skipped}"
@@ -197,16 +193,16 @@ def parse_block(raw: RawBlock, corpus: Corpus, score: Column | None = None) -> B
     if block := _parse_readable(raw, sides, corpus, score):  # fast path
         return block
     items: list[Pair | ScoredPair | DataError]
-    if isinstance(corpus, TextCorpus | SacrebleuCorpus):
+    if len(sides) == 2:  # of two files
         items = [
             next((side for side in pair if isinstance(side, DataError)), Pair(*cast(Pair, pair)))
             for pair in zip(*sides, strict=True)
         ]
-    elif isinstance(corpus, ToyCorpus):
-        items = [*raw.records]
-    else:
+    elif isinstance(corpus, TsvCorpus | FieldsCorpus):
         records = enumerate(sides[0] if sides else raw.records, raw.first - raw.skipped)
         items = [try_pair(item, corpus, name, number, score) for number, item in records]
+    else:
+        items = [*raw.records]
     errors = {n: item for n, item in enumerate(items, raw.first) if isinstance(item, DataError)}
     numbers = [n for n in range(raw.first, raw.first + len(items)) if n not in errors]
     pairs = [item for item in items if not isinstance(item, DataError)]
@@ -232,7 +228,7 @@ def _parse_readable(
     raw: RawBlock, sides: list[list[str | DataError]], corpus: Corpus, score: Column | None
 ) -> Block | None:
     """Parse lines of text or TSV of which each has a pair. None if one has none, or if there are records."""
-    has_lines = isinstance(corpus, TextCorpus | SacrebleuCorpus | TsvCorpus)
+    has_lines = len(sides) == 2 or isinstance(corpus, TsvCorpus)
     if not has_lines or any(set(map(type, side)) - {str} for side in sides):
         return None
     lines, scores = cast(list[list[str]], sides), list[float]()

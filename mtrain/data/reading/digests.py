@@ -21,7 +21,6 @@ from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 
 SOURCES = "sources.json"  # in the data folder
-Stamps = dict[Path, list[int]]  # of files: what changes if a file is written
 
 
 class RawFiles:
@@ -37,7 +36,7 @@ class RawFiles:
         # First the time and the stamps, so that every later change of a file is noticed.
         self._started = time.time_ns()
         self._files = [(corpus, existing_files(corpus)) for corpus in train_and_validation(data)]
-        self._stamps = _stamps_of(chain.from_iterable(files for _, files in self._files))
+        self._stamps = {file: _stamp(file) for _, files in self._files for file in files}
         # Of all files hashed so far.
         self.digests: Digests = {}
         for folder in data_folders:
@@ -57,10 +56,8 @@ class RawFiles:
         for corpus in corpora:
             # A pattern may match fewer files now.
             before = chain.from_iterable(files for known, files in self._files if known == corpus)
-            files = dict.fromkeys((*before, *files_of(corpus)))
-            now = _stamps_of(files)
-            for file in files:
-                if now.get(file) != self._stamps.get(file):
+            for file in dict.fromkeys((*before, *files_of(corpus))):
+                if _stamp(file) != self._stamps.get(file):
                     raise DataError(f"{file}: changed while it was encoded; run again")
 
     def record_digests(self, folder: Path) -> None:
@@ -71,7 +68,9 @@ class RawFiles:
             stable = {
                 file: digest
                 for file, digest in self.digests.items()
-                if self._stamps.get(file) == _stamp(file) and max(self._stamps[file][1:]) < self._started
+                if (stamp := _stamp(file))
+                and stamp == self._stamps.get(file)
+                and max(stamp[1:]) < self._started
             }
             if stable.items() <= read_digests(folder).items():
                 return
@@ -110,23 +109,15 @@ def read_digests(folder: Path) -> Digests:
     digests: Digests = {}
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         for name, entry in json.loads(read_file(folder / SOURCES)).items():
-            with suppress(OSError):  # the file is missing
-                if _stamp(Path(name)) == entry["stamp"]:
-                    digests[Path(name)] = bytes.fromhex(entry["sha256"])
+            if (stamp := _stamp(Path(name))) and stamp == entry["stamp"]:
+                digests[Path(name)] = bytes.fromhex(entry["sha256"])
     return digests
 
 
-def _stamps_of(files: Iterable[Path]) -> Stamps:
-    """The stamps of the files that exist."""
-    stamps: Stamps = {}
-    for file in files:
-        with suppress(OSError):
-            stamps[file] = _stamp(file)
-    return stamps
-
-
-def _stamp(file: Path) -> list[int]:
+def _stamp(file: Path) -> list[int] | None:
     """What changes if a file is written: its size, its modification time, and the time of its last change,
-    which cannot be set (on Windows, of its creation)."""
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    which cannot be set (on Windows, of its creation). None if the file is missing."""
+    with suppress(OSError):
+        status = file.stat()
+        return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return None

@@ -36,13 +36,10 @@ class PairAugmenter:
         """The pairs, some of them changed. A pair is not changed if it would become empty or too long, or if
         its text is not known, because it has unknown characters."""
         before, after, of_target = map(len, next(iter(self._directions)))
-        ends = [len(source) - after for source, _ in pairs]
-        tags = [
-            TagIds(tuple(source[:before]), tuple(source[end:]), tuple(target[:of_target]))
-            for (source, target), end in zip(pairs, ends, strict=True)
-        ]
+        with_ends = [(source, target, len(source) - after) for source, target in pairs]
+        tags = [TagIds(tuple(s[:before]), tuple(s[end:]), tuple(t[:of_target])) for s, t, end in with_ends]
         directions = [self._directions[each] for each in tags]
-        pairs = [(s[before:end], t[of_target:]) for (s, t), end in zip(pairs, ends, strict=True)]
+        pairs = [(s[before:end], t[of_target:]) for s, t, end in with_ends]
         shares = {name: getattr(self._augment, name) for name in (*CHANGES, "merge")}
         # As many random numbers are drawn for each pair, whatever is chosen.
         draws = ([name for name in shares if generator.random() < shares[name]] for _ in pairs)
@@ -83,10 +80,8 @@ class PairAugmenter:
         """Whether the next pair may be appended: there is one, and it has the same tags."""
         if row + 1 == len(pairs) or tags[row] != tags[row + 1]:
             return False
-        return all(
-            vocabulary.tag(ids) == vocabulary.tag(following)
-            for vocabulary, ids, following in zip(self._vocabularies, *pairs[row : row + 2], strict=True)
-        )
+        sides = zip(self._vocabularies, *pairs[row : row + 2], strict=True)
+        return all(vocabulary.tag(ids) == vocabulary.tag(following) for vocabulary, ids, following in sides)
 
     def _texts(
         self, pairs: Sequence[EncodedPair], side: int, rows: Sequence[int], merged: Mapping[int, Direction]

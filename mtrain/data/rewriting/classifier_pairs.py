@@ -5,12 +5,11 @@ Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) also learns from corrupted pa
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
@@ -19,7 +18,9 @@ from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import SPACE
 
-PairIds = tuple[list[int], list[int]]  # source and target, without EOS
+TokenIds = list[int]
+Words = list[TokenIds]  # the ids of each word
+PairIds = tuple[TokenIds, TokenIds]  # source and target, without EOS
 BAD, GOOD = 0, 1  # the classes
 _NEIGHBORS = 50  # pairs of the most similar lengths, among which the other pair of a corruption is drawn
 _KEPT = (0.2, 0.8)  # share of the words that are left of a truncated side
@@ -57,12 +58,22 @@ class ExampleMaker:
             generator = make_generator("pairs", self._seed, *key, start)
             sequences, classes = [], []
             for pair, other in zip(_pairs(corpus, rows), _pairs(corpus, others[rows]), strict=True):
-                example = self._corrupter.draw(self._shares, pair, other, generator)
+                example = self._draw(pair, other, generator)
                 good = example is None or generator.random() < 0.5
                 version = pair if example is None else example.good if good else example.bad
                 sequences.append(pair_sequence(version, self._eos))
                 classes.append([GOOD if good else BAD])
             yield Rows.from_lists(sequences), Rows.from_lists(classes)
+
+    def _draw(self, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
+        """Corrupt a pair in a way that is drawn by its share; in another one if the pair would not change."""
+        remaining = dict(self._shares)
+        while remaining:
+            [kind] = generator.choices(list(remaining), list(remaining.values()))
+            if (example := self._corrupter.corrupt(kind, pair, other, generator)) is not None:
+                return example
+            del remaining[kind]
+        return None
 
 
 def draw_others(lengths: Ids, key: Sequence[int]) -> Indices:
@@ -73,12 +84,12 @@ def draw_others(lengths: Ids, key: Sequence[int]) -> Indices:
     order = np.lexsort((generator.random(count), lengths))
     distances = generator.integers(1, max(2, min(_NEIGHBORS + 1, count)), count)
     distances *= generator.choice([-1, 1], count)
-    others: npt.NDArray[np.int64] = np.empty(count, np.int64)
+    others: Indices = np.empty(count, np.int64)
     others[order] = order[(np.arange(count) + distances) % count]
     return others
 
 
-def pair_sequence(pair: PairIds, eos: int) -> list[int]:
+def pair_sequence(pair: PairIds, eos: int) -> TokenIds:
     """The input of a pair classifier: source, EOS, target, EOS."""
     return [*pair[0], eos, *pair[1], eos]
 
@@ -120,21 +131,7 @@ class Corrupter:
         good, bad = ((source[: self._longest], target[: self._longest]) for source, target in both)
         return None if good == bad else Example(good, bad)
 
-    def draw(
-        self, shares: Mapping[str, float], pair: PairIds, other: PairIds, generator: random.Random
-    ) -> Example | None:
-        """Corrupt a pair in a way that is drawn by its share; in another one if the pair would not change."""
-        remaining = dict(shares)
-        while remaining:
-            [kind] = generator.choices(list(remaining), list(remaining.values()))
-            if (example := self.corrupt(kind, pair, other, generator)) is not None:
-                return example
-            del remaining[kind]
-        return None
-
-    def _change(
-        self, kind: str, ids: list[int], other: list[int], generator: random.Random
-    ) -> list[int] | None:
+    def _change(self, kind: str, ids: TokenIds, other: TokenIds, generator: random.Random) -> TokenIds | None:
         """One side of a pair, corrupted; `other` is the same side of another pair. None if that is not
         possible."""
         match kind:
@@ -155,7 +152,7 @@ class Corrupter:
             case _:
                 return self._with_other_number(self._words(ids), generator)
 
-    def _words(self, ids: list[int]) -> list[list[int]]:
+    def _words(self, ids: TokenIds) -> Words:
         """The words of a side, or its tokens if there are no words."""
         starts = [i for i, token in enumerate(ids) if i == 0 or self._begins_word[token]]
         if len(starts) < 2:
@@ -171,7 +168,7 @@ class Corrupter:
         number = self._encode(str(generator.randint(10 ** (digits - 1), 10**digits - 1)))
         return self._inserted(pair[0], number, generator), self._inserted(pair[1], number, generator)
 
-    def _with_other_number(self, words: list[list[int]], generator: random.Random) -> list[int] | None:
+    def _with_other_number(self, words: Words, generator: random.Random) -> TokenIds | None:
         """Replace one or all digits of a number."""
         known = (i for i, word in enumerate(words) if self._unknown.isdisjoint(word))
         candidates = [i for i in known if self._contains_digit(words[i])]
@@ -182,16 +179,16 @@ class Corrupter:
         words[chosen] = self._encode(_changed_number(text, generator))
         return _joined(words)
 
-    def _contains_digit(self, ids: list[int]) -> bool:
+    def _contains_digit(self, ids: TokenIds) -> bool:
         return any(map(self._has_digit.__getitem__, ids))
 
-    def _inserted(self, ids: list[int], word: list[int], generator: random.Random) -> list[int]:
+    def _inserted(self, ids: TokenIds, word: TokenIds, generator: random.Random) -> TokenIds:
         words = self._words(ids)
         words.insert(generator.randint(0, len(words)), word)
         return _joined(words)
 
 
-def _truncated(words: list[list[int]], generator: random.Random) -> list[int] | None:
+def _truncated(words: Words, generator: random.Random) -> TokenIds | None:
     if len(words) < 2:
         return None
     kept = min(max(1, round(generator.uniform(*_KEPT) * len(words))), len(words) - 1)
@@ -199,9 +196,7 @@ def _truncated(words: list[list[int]], generator: random.Random) -> list[int] | 
     return _joined(words[:kept] if generator.random() < 2 / 3 else words[-kept:])
 
 
-def _with_replaced_words(
-    words: list[list[int]], others: list[list[int]], generator: random.Random
-) -> list[int] | None:
+def _with_replaced_words(words: Words, others: Words, generator: random.Random) -> TokenIds | None:
     if not others:
         return None
     count = max(1, round(generator.uniform(*_REPLACED) * len(words)))
@@ -210,7 +205,7 @@ def _with_replaced_words(
     return _joined(words)
 
 
-def _joined(parts: list[list[int]]) -> list[int]:
+def _joined(parts: Words) -> TokenIds:
     return [token for part in parts for token in part]
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Sides, Throttle, make_generator
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
 from mtrain.data.store.shards import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes.cores import count_cores
 from mtrain.processes.pool import WorkerPool, WorkerProcess
-from mtrain.tokenizer.rows import Rows
+from mtrain.tokenizer.rows import Rows, Sides
 from mtrain.tokenizer.sampling import Resegment, make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 

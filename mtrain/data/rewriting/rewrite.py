@@ -17,10 +17,9 @@ import numpy as np
 
 from mtrain.data.store.shards import EncodedCorpus
 from mtrain.storage.temporary import TemporaryStream
-from mtrain.tokenizer.rows import Rows
+from mtrain.tokenizer.rows import Rows, Sides
 
 BLOCK = 10_000  # rows that are changed at a time
-Sides = tuple[Rows, Rows]  # source, target
 Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
 Blocks = Generator[Sides, None, None]
 _SPEED = 2  # the work proceeds at most this many times as fast as training

@@ -87,16 +87,14 @@ class BlockCheck:
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
         extreme = (np.maximum(*sizes) >= _LONG) & _are_extreme(ratios)
+        words = count_words(sources, scripts[0]), count_words(targets, scripts[1])
         sides = zip(self._counters, (sources, targets), strict=True)
         return BlockFindings(
             usable=len(sources),
             empty=len(block.sources) - len(sources),
             bad=len(block.errors),
             unreadable=first_errors(block),
-            lengths=(
-                _histogram(count_words(sources, scripts[0]), LENGTH_BINS),
-                _histogram(count_words(targets, scripts[1]), LENGTH_BINS),
-            ),
+            lengths=(_histogram(words[0], LENGTH_BINS), _histogram(words[1], LENGTH_BINS)),
             ratios=_histogram(ratios, RATIO_BINS),
             suspicious=self._suspicious(usable, corpus, np.flatnonzero(extreme).tolist()),
             changes=tuple(counter.count(texts) if counter else Counter() for counter, texts in sides),

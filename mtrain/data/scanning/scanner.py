@@ -21,7 +21,7 @@ from mtrain.config.sections.filters import RULES
 from mtrain.data import COMPRESSION, Pair
 from mtrain.data.pairs.filters import BlockFilter, FilteredBlock, RejectionRecorder
 from mtrain.data.pairs.rejections import EMPTY, Rejections
-from mtrain.data.reading.blocks import BLOCK, Block, RawBlock, parse_block, read_blocks, refuse_unless_skipped
+from mtrain.data.reading.blocks import BLOCK, Block, RawBlock, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
 from mtrain.data.scanning.block_check import BlockCheck, BlockFindings, Normalizers
@@ -85,8 +85,7 @@ class BlockScanner:
         spec = self._data.train[corpus]
         block = parse_block(task.raw, spec, self._data.score_of(spec))
         if self._strict:
-            for error in block.errors.values():
-                refuse_unless_skipped(error, self._data.bad_lines)
+            block.refuse_errors(self._data.bad_lines)
         unfiltered, filtered = block, None
         if self._filter:
             filtered = self._filter.apply(block, corpus)

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from mtrain.config.sections.corpora import Corpus
@@ -38,7 +37,7 @@ from mtrain.data.text.hashes import hash_numbers
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import replacing
 from mtrain.storage.manifest import sha256_of_json
-from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
+from mtrain.tokenizer.rows import Floats, Ids, Indices, Rows, Sides, ranges
 
 LAYOUT = 4  # version of the files of the data folder; if it changes, runs encode again
 SHARD = 250_000  # raw pairs
@@ -50,7 +49,7 @@ _ROWS = ("source", "target", "source_length", "target_length", "number")
 _TENSORS = {*_ROWS, "buckets", "sha256"}
 _MAX_HEADER = 2**20  # bytes; a header is far smaller
 LocateRows = Callable[[Sequence[int]], list[str]]
-Weights = tuple[npt.NDArray[np.float64], Sequence[int] | Indices]  # of so many consecutive rows
+Weights = tuple[Floats, Sequence[int] | Indices]  # of so many consecutive rows
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,7 @@ def shard_file(folder: Path, index: int) -> Path:
 
 
 def write_shard(
-    file: Path,
-    sides: tuple[Rows, Rows],
-    numbers: Ids,
-    buckets: Indices,
-    info: ShardInfo,
-    index_sha256: str | None = None,
+    file: Path, sides: Sides, numbers: Ids, buckets: Indices, info: ShardInfo, index_sha256: str | None = None
 ) -> None:
     """Write a shard atomically. Each row has its number (from the first pair of the shard) in `numbers`, and
     its bucket in `buckets`.
@@ -99,22 +93,17 @@ def write_shard(
     sides = sides[0].take(order), sides[1].take(order)
     edges = np.searchsorted(buckets[order], np.arange(count + 1))
     index = np.stack([edges, *(side.starts[edges] for side in sides)], axis=1)
-    tensors = {
-        **{"source": sides[0].ids, "target": sides[1].ids},
-        **{"source_length": sides[0].lengths.astype(np.uint32)},
-        **{"target_length": sides[1].lengths.astype(np.uint32)},
-        **{"number": numbers[order].astype(np.uint32), "buckets": index},
-    }
+    lengths = [side.lengths.astype(np.uint32) for side in sides]
+    columns = sides[0].ids, sides[1].ids, *lengths, numbers[order].astype(np.uint32)
+    tensors: dict[str, Any] = {**dict(zip(_ROWS, columns, strict=True)), "buckets": index}
     digests = [_digest(tensors, index, bucket) for bucket in range(count)]
     tensors["sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(count, 32)
     metadata = {**asdict(info), "sha256": sha256_of_json(asdict(info))}
     with replacing(file) as temporary:
         save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
         if index_sha256 is not None and Shard(temporary).index_sha256 != index_sha256:
-            raise DataError(
-                f"{file}: encoding this shard again gives other contents than it had; restore the shard, or "
-                "use the versions of mtrain and its libraries that encoded it"
-            )
+            cure = "restore the shard, or use the versions of mtrain and its libraries that encoded it"
+            raise DataError(f"{file}: encoding this shard again gives other contents than it had; {cure}")
 
 
 def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
@@ -261,15 +250,11 @@ class EncodedCorpus:
         self._edges = np.cumsum([0, *(len(part.positions) for part in parts)])  # first row of each part
         self._ids = [[part.ids[side] for part in parts] for side in (0, 1)]
         self._starts = [_compact(np.concatenate([part.starts[side] for part in parts])) for side in (0, 1)]
-        self.source_lengths, self.target_lengths = (
-            np.concatenate([part.lengths[side] for part in parts]).astype(np.int32, copy=False)
-            for side in (0, 1)
-        )
+        lengths = (np.concatenate([part.lengths[side] for part in parts]) for side in (0, 1))
+        self.source_lengths, self.target_lengths = (each.astype(np.int32, copy=False) for each in lengths)
 
     @classmethod
-    def open(
-        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]
-    ) -> "EncodedCorpus":
+    def open(cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]) -> Self:
         """The rows of some buckets of all shards, in the order of their pairs in the corpora."""
         parts = [shard.rows(buckets) for shard in shards]
         weights = np.array([corpora[shard.info.corpus].weight for shard in shards], np.float64)
@@ -278,7 +263,7 @@ class EncodedCorpus:
     @classmethod
     def of_rows(
         cls, shards: Sequence[Shard], corpora: Sequence[Corpus], parts: Sequence[StoredRows], weights: Weights
-    ) -> "EncodedCorpus":
+    ) -> Self:
         """The given rows of each shard, in the order of the shards. There must be at least one shard."""
         positions = [part.positions for part in parts]
         edges = np.cumsum([0, *map(len, positions)])
@@ -294,9 +279,9 @@ class EncodedCorpus:
         return len(self.source_lengths)
 
     @property
-    def weights(self) -> npt.NDArray[np.float64]:
+    def weights(self) -> Floats:
         """How often each row occurs in an epoch."""
-        weights: npt.NDArray[np.float64] = np.repeat(*self._weights)
+        weights: Floats = np.repeat(*self._weights)
         return weights
 
     @property
@@ -304,13 +289,13 @@ class EncodedCorpus:
         """How many pairs these rows contribute to an epoch, on average."""
         return float(np.dot(*self._weights))
 
-    def weighted(self, weights: npt.NDArray[np.float64]) -> "EncodedCorpus":
+    def weighted(self, weights: Floats) -> "EncodedCorpus":
         """The same rows with another weight for each part, if it has one weight for each part."""
         found = copy(self)
         found._weights = weights, self._weights[1]
         return found
 
-    def fetch(self, rows: Sequence[int] | Indices) -> tuple[Rows, Rows]:
+    def fetch(self, rows: Sequence[int] | Indices) -> Sides:
         """Source and target ids (int32) of the given rows, in the given order."""
         wanted = np.asarray(rows, np.int64)
         owners = np.searchsorted(self._edges, wanted, side="right") - 1
@@ -335,7 +320,7 @@ class EncodedCorpus:
         """The integer type of all ids."""
         return np.result_type(*(ids.dtype for sides in self._ids for ids in sides))
 
-    def with_rows(self, sides: tuple[Rows, Rows]) -> "EncodedCorpus":
+    def with_rows(self, sides: Sides) -> "EncodedCorpus":
         """The same pairs with other source and target ids. Rows beyond `len(self)` are noise that is added to
         the corpus."""
         columns = ((side.ids, side.starts[:-1], side.lengths) for side in sides)
