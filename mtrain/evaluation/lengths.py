@@ -1,5 +1,6 @@
 """Scores of sentences of similar length."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ def score_by_length(
     lengths, buckets = [len(words(source)) for source in sources], []
     starts = (0, *(bound + 1 for bound in BOUNDS))
     for shortest, longest in zip(starts, (*BOUNDS, None), strict=True):
-        rows = [row for row, length in enumerate(lengths) if shortest <= length <= (longest or max(lengths))]
+        rows = [row for row, length in enumerate(lengths) if shortest <= length <= (longest or math.inf)]
         if rows:
             chosen = [[reference[row] for row in rows] for reference in references]
             scores = score([hypotheses[row] for row in rows], chosen, metrics)
