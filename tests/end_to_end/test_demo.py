@@ -1,5 +1,6 @@
 """`mtrain demo`: from an empty folder to an evaluated model."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mtrain.cli.demo import check_outcome
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError
-from tests.support.cli import one_line
+from tests.support.cli import one_line, run_forked
 from tests.support.paths import ROOT
 
 FEW_STEPS = [
@@ -48,6 +49,15 @@ def test_demo_trains_translates_and_evaluates(mtrain, tmp_path, monkeypatch):
     assert code == 0 and "BLEU on the test set: " in out and not Path("runs").exists()
     code, _, err = mtrain("demo", "--run-dir", "my run", "--device", "tpu", "--quiet")
     assert code == 2 and "--device tpu" in one_line(err)
+
+
+def test_the_output_of_demo_may_end_early(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)  # as in `mtrain demo | head -0`
+    code, _, err = run_forked("demo", "--device", "cpu", *FEW_STEPS, "--quiet", stdout=writer)
+    os.close(writer)
+    assert code == 0 and all(line.startswith("warning: ") for line in err.splitlines()), err
 
 
 @pytest.mark.parametrize(

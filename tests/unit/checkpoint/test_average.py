@@ -1,6 +1,7 @@
 """`mtrain average`."""
 
 import resource
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -96,6 +97,11 @@ def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp
     assert code == 4 and "no such model" in one_line(err)
     code, _, err = mtrain("average", run_dir, "-o", tmp_path / "mean")
     assert code == 2 and "average needs two models or more" in one_line(err)
+
+
+def test_an_average_needs_no_folder_for_temporary_files(mtrain, run_dir, relative, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert mtrain("average", run_dir, relative(1), "-o", tmp_path / "mean", "--quiet") == (0, "", "")
 
 
 def test_weights_that_cannot_be_written_are_a_storage_error(run_dir, relative, tmp_path):
