@@ -1,6 +1,8 @@
 """Linear maps for inference, with copies of their weights that make products faster."""
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, cached_property
 
 import torch
@@ -17,6 +19,9 @@ MIN_WEIGHT_ELEMENTS = 200_000
 # Models decode at least this many rows, so that a translation does not depend on the size of its batch.
 MIN_ROWS = 4
 _MANY_ROWS = 32
+_LONG_SUM = 512  # of so many products or more; see `_rows_that_round_alike`
+# The numbers of rows that are compared there, and the one that the others are compared with.
+_ROWS, _MIDDLE = (4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512), 128
 
 
 class PackedLinear:
@@ -109,23 +114,11 @@ def packed_linear(weight: Tensor, bias: Tensor | None, relu: bool = False) -> Ca
     It is therefore reordered once, by the operations that torch.compile uses. If PyTorch lacks operations
     that this function needs, or they fail, it uses `torch.nn.functional.linear`.
     """
-    has_bf16 = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
-    reorder = undocumented("ops.mkldnn._reorder_linear_weight")
-    linear_pointwise = undocumented("ops.mkldnn._linear_pointwise")
-    available = has_bf16 and reorder and linear_pointwise
-    if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32) and available:
-
-        def product(x: Tensor) -> Tensor:
-            out: Tensor = linear_pointwise(x, packed, bias, "relu" if relu else "none", [], "")
-            return out
-
-        try:
-            if weight.dtype == torch.float32 or has_bf16():
-                packed = reorder(weight)
-                product(weight.new_zeros(1, weight.size(1)))
-                return lambda x: _with_padded_rows(product, x, weight.dtype)
-        except (TypeError, RuntimeError):  # this version of PyTorch has changed the arguments
-            pass
+    if (product := _reordered_linear(weight, bias, relu)) is not None:
+        least, most = 1, None
+        if weight.dtype == torch.bfloat16 and weight.size(1) >= _LONG_SUM:
+            least, most = _rows_that_round_alike(*weight.shape, torch.get_num_threads())
+        return lambda x: _with_padded_rows(product, x, weight.dtype, least, most)
     if not relu:
         return lambda x: F.linear(x.to(weight.dtype), weight, bias)
     fused = undocumented("_addmm_activation")
@@ -134,10 +127,66 @@ def packed_linear(weight: Tensor, bias: Tensor | None, relu: bool = False) -> Ca
     return lambda x: F.linear(x.to(weight.dtype), weight, bias).relu_()
 
 
-def _with_padded_rows(product: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
-    """product(x) for x (.., in) converted to `dtype`, with rows padded to the number `padded_rows`."""
+def _reordered_linear(
+    weight: Tensor, bias: Tensor | None, relu: bool = False
+) -> Callable[[Tensor], Tensor] | None:
+    """The same function, by oneDNN on a CPU; None if that is not possible."""
+    has_bf16 = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
+    reorder = undocumented("ops.mkldnn._reorder_linear_weight")
+    linear_pointwise = undocumented("ops.mkldnn._linear_pointwise")
+    available = has_bf16 and reorder and linear_pointwise
+    if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32) or not available:
+        return None
+
+    def product(x: Tensor) -> Tensor:
+        out: Tensor = linear_pointwise(x, packed, bias, "relu" if relu else "none", [], "")
+        return out
+
+    with suppress(TypeError, RuntimeError):  # this version of PyTorch has changed the arguments
+        if weight.dtype == torch.float32 or has_bf16():
+            packed = reorder(weight)
+            product(weight.new_zeros(1, weight.size(1)))
+            return product
+    return None
+
+
+@cache
+def _rows_that_round_alike(outputs: int, inputs: int, threads: int) -> tuple[int, int | None]:
+    """The smallest and the largest number of rows of which bf16 products of this size on a CPU round each row
+    in the same way; None if there is no largest one.
+
+    On CPUs with AMX, oneDNN splits long sums in a way that depends on the sizes, on the number of `threads`
+    and on the number of rows.
+    """
+    has_amx = undocumented("cpu._is_amx_tile_supported")
+    if has_amx is None or not has_amx():
+        return 1, None
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, inputs, generator=generator).bfloat16() for n in (_ROWS[-1], outputs))
+    product = _reordered_linear(weight, None)
+    assert product is not None
+    middle = product(x[:_MIDDLE])
+    differ = [n for n in _ROWS if not torch.equal(product(x[:n])[:_MIDDLE], middle[:n])]
+    if not differ:
+        return 1, None
+    below = max((n for n in differ if n < _MIDDLE), default=0)
+    above = min((n for n in differ if n > _MIDDLE), default=math.inf)
+    alike = [n for n in _ROWS if below < n < above]
+    return alike[0], alike[-1]
+
+
+def _with_padded_rows(
+    product: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, least: int, most: int | None
+) -> Tensor:
+    """product(x) for x (.., in) converted to `dtype`, with rows padded to the number `padded_rows`, and to
+    `least`. If there are more than `most` rows, they are multiplied in blocks."""
     rows = x.numel() // x.size(-1)
-    total = padded_rows(rows)
+    if most is not None and rows > most:
+        all_rows = x.reshape(rows, -1)
+        blocks = (all_rows[start : start + most] for start in range(0, rows, most))
+        found = [_with_padded_rows(product, block, dtype, least, most) for block in blocks]
+        return torch.cat(found).view(*x.shape[:-1], -1)
+    total = padded_rows(max(rows, least))
     if total == rows:
         return product(x.to(dtype))
     padded = x.new_empty(total, x.size(-1), dtype=dtype)

@@ -88,17 +88,17 @@ def test_slices_of_a_layer_are_parts_of_its_output(layout: str) -> None:
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
-    "shape", [(96, 32), (128, 128), (128, 256), (384, 256), (800, 96), (2000, 512)], ids=str
+    "shape", [(96, 32), (128, 128), (128, 256), (384, 256), (800, 96), (2000, 512), (512, 2048)], ids=str
 )
 @torch.inference_mode()
 def test_a_row_of_the_result_does_not_depend_on_the_other_rows(
     shape: tuple[int, int], dtype: torch.dtype | None
 ) -> None:
     torch.manual_seed(2)
-    x, weight, bias = torch.randn(70, shape[1]), torch.randn(shape), torch.randn(shape[0])
+    x, weight, bias = torch.randn(700, shape[1]), torch.randn(shape), torch.randn(shape[0])
     packed = pack(weight, bias, dtype)
     together = linear(x, weight, bias, packed)
-    for rows in (4, 5, 9, 16, 23, 64):
+    for rows in (4, 5, 9, 16, 23, 37, 64, 129, 300, 550):
         assert torch.equal(linear(x[:rows], weight, bias, packed), together[:rows])
 
 
