@@ -1,7 +1,6 @@
 """Linear maps for inference, with copies of their weights that make products faster."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 
@@ -21,7 +20,7 @@ MIN_ROWS = 4
 _MANY_ROWS = 32
 _LONG_SUM = 512  # of so many products or more; see `_rows_that_round_alike`
 # The numbers of rows that are compared there, and the one that the others are compared with.
-_ROWS, _MIDDLE = (4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512), 128
+_ROWS, _MIDDLE = (4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512), 128
 
 
 class PackedLinear:
@@ -115,10 +114,9 @@ def packed_linear(weight: Tensor, bias: Tensor | None, relu: bool = False) -> Ca
     that this function needs, or they fail, it uses `torch.nn.functional.linear`.
     """
     if (product := _reordered_linear(weight, bias, relu)) is not None:
-        least, most = 1, None
-        if weight.dtype == torch.bfloat16 and weight.size(1) >= _LONG_SUM:
-            least, most = _rows_that_round_alike(*weight.shape, torch.get_num_threads())
-        return lambda x: _with_padded_rows(product, x, weight.dtype, least, most)
+        is_long = weight.dtype == torch.bfloat16 and weight.size(1) >= _LONG_SUM
+        sizes = _rows_that_round_alike(*weight.shape, torch.get_num_threads()) if is_long else ()
+        return lambda x: _with_padded_rows(product, x, weight.dtype, sizes)
     if not relu:
         return lambda x: F.linear(x.to(weight.dtype), weight, bias)
     fused = undocumented("_addmm_activation")
@@ -151,42 +149,40 @@ def _reordered_linear(
 
 
 @cache
-def _rows_that_round_alike(outputs: int, inputs: int, threads: int) -> tuple[int, int | None]:
-    """The smallest and the largest number of rows of which bf16 products of this size on a CPU round each row
-    in the same way; None if there is no largest one.
+def _rows_that_round_alike(outputs: int, inputs: int, threads: int) -> Sequence[int]:
+    """Numbers of rows, in ascending order, with which bf16 products of this size on a CPU round each row in
+    the same way; none if all numbers do.
 
     On CPUs with AMX, oneDNN splits long sums in a way that depends on the sizes, on the number of `threads`
     and on the number of rows.
     """
     has_amx = undocumented("cpu._is_amx_tile_supported")
     if has_amx is None or not has_amx():
-        return 1, None
+        return ()
+    # Products that cancel each other leave nothing but rounding errors, so every difference shows.
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, inputs, generator=generator).bfloat16() for n in (_ROWS[-1], outputs))
+    order, half = torch.randperm(inputs, generator=generator), -(-inputs // 2)
+    a, b = (torch.randn(n, half, generator=generator).bfloat16() for n in (_ROWS[-1], outputs))
+    x, weight = torch.cat([a, a], 1)[:, order], torch.cat([b, -b], 1)[:, order]
     product = _reordered_linear(weight, None)
     assert product is not None
     middle = product(x[:_MIDDLE])
-    differ = [n for n in _ROWS if not torch.equal(product(x[:n])[:_MIDDLE], middle[:n])]
-    if not differ:
-        return 1, None
-    below = max((n for n in differ if n < _MIDDLE), default=0)
-    above = min((n for n in differ if n > _MIDDLE), default=math.inf)
-    alike = [n for n in _ROWS if below < n < above]
-    return alike[0], alike[-1]
+    alike = [n for n in _ROWS if torch.equal(product(x[:n])[:_MIDDLE], middle[:n])]
+    return () if len(alike) == len(_ROWS) else alike
 
 
 def _with_padded_rows(
-    product: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, least: int, most: int | None
+    product: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, sizes: Sequence[int]
 ) -> Tensor:
-    """product(x) for x (.., in) converted to `dtype`, with rows padded to the number `padded_rows`, and to
-    `least`. If there are more than `most` rows, they are multiplied in blocks."""
+    """product(x) for x (.., in) converted to `dtype`, with rows padded to the number `padded_rows` or, if
+    there are `sizes`, to one of them. More rows than the last one are multiplied in blocks."""
     rows = x.numel() // x.size(-1)
-    if most is not None and rows > most:
+    if sizes and rows > (most := sizes[-1]):
         all_rows = x.reshape(rows, -1)
         blocks = (all_rows[start : start + most] for start in range(0, rows, most))
-        found = [_with_padded_rows(product, block, dtype, least, most) for block in blocks]
+        found = [_with_padded_rows(product, block, dtype, sizes) for block in blocks]
         return torch.cat(found).view(*x.shape[:-1], -1)
-    total = padded_rows(max(rows, least))
+    total = next((size for size in sizes if size >= rows), padded_rows(rows))
     if total == rows:
         return product(x.to(dtype))
     padded = x.new_empty(total, x.size(-1), dtype=dtype)

@@ -95,7 +95,8 @@ def test_a_row_of_the_result_does_not_depend_on_the_other_rows(
     shape: tuple[int, int], dtype: torch.dtype | None
 ) -> None:
     torch.manual_seed(2)
-    x, weight, bias = torch.randn(700, shape[1]), torch.randn(shape), torch.randn(shape[0])
+    a, b, bias = torch.randn(700, shape[1] // 2), torch.randn(shape[0], shape[1] // 2), torch.zeros(shape[0])
+    x, weight = torch.cat([a, a], 1), torch.cat([b, -b], 1)  # only rounding errors are left
     packed = pack(weight, bias, dtype)
     together = linear(x, weight, bias, packed)
     for rows in (4, 5, 9, 16, 23, 37, 64, 129, 300, 550):
