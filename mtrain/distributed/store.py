@@ -131,12 +131,15 @@ class RankStore:
         keys = [f"round-{self._rounds}/{rank}" for rank in range(self.size)]
         with _naming_lost_store():
             self._store.set(keys[self.rank], json.dumps(value))
-            self._wait(self._store, lambda: self._store.check(keys) or self._require_others(), lambda: keys)
+            self._wait(self._store, lambda: self._are_given(keys), lambda: keys)
             return [json.loads(self._store.get(key)) for key in keys]
 
-    def _require_others(self) -> bool:
-        """False. Raises LostRankError if another rank has reported its end."""
-        if self._store.check(["ended"]) and (ends := self._notes("end", range(self.size))):
+    def _are_given(self, keys: list[str]) -> bool:
+        """Whether all ranks have given a value. Raises LostRankError if one has ended instead."""
+        has_ended = self._store.check(["ended"])  # first: a rank may give its value and end at any time
+        if self._store.check(keys):
+            return True
+        if has_ended and (ends := self._notes("end", range(self.size))):
             raise self._ended(ends)
         return False
 

@@ -1,11 +1,13 @@
 """What ranks must have in common, what each must have for itself, and what ends their waiting."""
 
+import multiprocessing
 import os
 import signal
 import time
 from datetime import timedelta
 
 import pytest
+from torch.distributed.distributed_c10d import PrefixStore
 
 from mtrain.distributed import store
 from mtrain.distributed.many_ranks import ManyRanks
@@ -39,6 +41,28 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path):
             raise DataError("damaged")
         with pytest.raises(DistributedError, match=r"^rank 1 on .+ ended: damaged$"):
             ranks.require_equal({"seed": "1"})
+
+    assert exit_codes(run_ranks(2, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
+
+
+def test_a_rank_may_end_once_it_has_given_its_value(tmp_path, monkeypatch):
+    """Also while another rank, which has just seen that the value is missing, looks at who has ended."""
+    has_looked, check = multiprocessing.get_context("fork").Event(), PrefixStore.check
+
+    def check_late(prefixed: PrefixStore, keys: list[str]) -> bool:
+        was_found = check(prefixed, keys)
+        has_looked.set()
+        while not check(prefixed, ["ended"]):
+            time.sleep(0.01)
+        return was_found
+
+    def work(ranks: ManyRanks) -> None:
+        if ranks.rank == 1:
+            has_looked.wait()
+            ranks.store.exchange("b")
+            raise DataError("damaged")
+        monkeypatch.setattr(PrefixStore, "check", check_late)
+        assert ranks.store.exchange("a") == ["a", "b"]
 
     assert exit_codes(run_ranks(2, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
 
