@@ -99,9 +99,9 @@ def _replaced(
     if not rest and _gives_another_kind(key, node, key_path):
         return {key: value}
     if isinstance(node, list):
-        if not key.isdecimal() or int(key) >= len(node):
+        i = int(key) if key.isdecimal() and len(key) < 10 else len(node)  # see sys.set_int_max_str_digits
+        if i >= len(node):
             raise LookupError(f"{name} is a list of {len(node)}; give an index from 0 to {len(node) - 1}")
-        i = int(key)
         return [*node[:i], _replaced(node[i], rest, value, below, key_path), *node[i + 1 :]]
     if node is None or isinstance(node, dict):
         return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below, (*key_path, key))}

@@ -73,7 +73,7 @@ def test_list_items_are_addressed_by_index(load_text):
     assert [(corpus.toy, corpus.weight) for corpus in config.data.train] == [("validation", 1), ("test", 3)]
 
 
-@pytest.mark.parametrize("index", ["2", "-1", "first", "0x0"])
+@pytest.mark.parametrize("index", ["2", "-1", "first", "0x0", pytest.param("9" * 5000, id="long")])
 def test_an_index_outside_the_list_is_rejected(rejection, index: str):
     text = MINIMAL.replace("train: {toy: train}", "train: [{toy: train}, {toy: test}]")
     message = rejection(f"data.train.{index}.weight=3", text=text)
