@@ -30,7 +30,7 @@ SIZE = CorpusSize(pairs=29_000, tokens=430_000, epoch_tokens=430_000, validation
 @pytest.mark.parametrize(
     ("pairs", "vocabulary", "largest"),
     [
-        (200, 1_000, "micro"),
+        (200, 2_000, "micro"),
         (5_000, 4_000, "tiny"),
         (29_000, 8_000, "tiny"),  # Multi30k
         (160_000, 12_000, "small"),  # IWSLT14, Tatoeba
@@ -45,7 +45,7 @@ def test_vocabulary_and_largest_model_of_well_known_corpora(pairs, vocabulary, l
 
 @pytest.mark.parametrize(
     ("pairs", "tokens", "vocabulary"),
-    [(160_000, 3e6, 4_000), (160_000, 5e6, 8_000), (160_000, 2e7, 12_000), (1_000, 1e5, 1_000)],
+    [(160_000, 3e6, 4_000), (160_000, 5e6, 8_000), (160_000, 2e7, 12_000), (1_000, 1e5, 2_000)],
 )
 def test_a_short_run_gets_a_small_vocabulary(pairs, tokens, vocabulary):
     assert choose_vocab_size(pairs, tokens) == vocabulary
