@@ -41,7 +41,7 @@ from mtrain.training.step.make_learner import make_learner
 from tests.support.training import read_metrics, with_bleu
 
 
-@pytest.mark.parametrize(("pairs", "vocab_size"), [(1_999, 1_000), (2_000, 4_000)])
+@pytest.mark.parametrize(("pairs", "vocab_size"), [(1_999, 2_000), (2_000, 4_000)])
 def test_the_vocabulary_size_follows_the_number_of_training_pairs(make_config, tmp_path, pairs, vocab_size):
     (tmp_path / "train.tsv").write_text("a\tb\n" * pairs)
     config = make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}})
@@ -231,11 +231,11 @@ def test_a_corpus_too_small_for_the_automatic_vocabulary_gets_the_largest_possib
 
 def test_a_script_with_many_characters_gets_a_larger_vocabulary(make_config, tmp_path):
     rng = random.Random(0)
-    characters = [chr(0x4E00 + number) for number in range(900)]
+    characters = [chr(0x4E00 + number) for number in range(2_100)]
     lines = [f"a b\t{''.join(rng.choices(characters, k=9))}\n" for _ in range(1_500)]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
     config = automatic(make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}}), max_steps=1)
-    assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") > 1_000
+    assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") > 2_000
 
 
 @pytest.mark.slow
@@ -350,14 +350,14 @@ def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(mak
     (tmp_path / "train.tsv").write_text("".join(lines))
     config = automatic(make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}}), max_steps=1)
     size = tokenize(config).source_vocab_size
-    assert size > 1_000
+    assert size > 2_000
     (tmp_path / "train.tsv").write_text("".join(lines[:1_500]))
-    assert resolve_config(config, relearn=True).config.tokenizer.vocab_size == 1_000
+    assert resolve_config(config, relearn=True).config.tokenizer.vocab_size == 2_000
     scanner = CorpusScanner(RawFiles(config.data), config.seed)
     assert resolve_config(config, scanner).config.tokenizer.vocab_size == size
     assert not scanner.files.digests  # the corpus was not read
     assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") == size
-    assert tokenize(config, force=True).source_vocab_size <= 1_000
+    assert tokenize(config, force=True).source_vocab_size <= 2_000
 
 
 def test_the_learned_vocabulary_size_is_written_before_the_text_is_encoded(toy_config, tmp_path, monkeypatch):
