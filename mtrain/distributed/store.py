@@ -119,8 +119,9 @@ class RankStore:
         when the time is up."""
         end, pause = time.monotonic() + START_TIMEOUT.total_seconds(), 0.01
         while not condition():
-            if time.monotonic() > end:
-                missing = [rank for rank, key in enumerate(keys()) if not store.check([key])]
+            is_late = time.monotonic() > end
+            # None may be missing by now: the last rank has answered just after `condition` was false.
+            if is_late and (missing := [rank for rank, key in enumerate(keys()) if not store.check([key])]):
                 raise DistributedError(f"{_names(missing)} did not answer within {START_TIMEOUT}")
             time.sleep(pause := min(2 * pause, 0.5))
 

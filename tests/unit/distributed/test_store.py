@@ -45,16 +45,19 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path):
     assert exit_codes(run_ranks(2, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
 
 
-def test_a_rank_may_end_once_it_has_given_its_value(tmp_path, monkeypatch):
-    """Also while another rank, which has just seen that the value is missing, looks at who has ended."""
+@pytest.mark.parametrize("looks_first", [True, False])
+def test_a_rank_may_end_once_it_has_given_its_value(tmp_path, monkeypatch, looks_first):
+    """Before another rank looks for the value, or just after it has looked."""
     has_looked, check = multiprocessing.get_context("fork").Event(), PrefixStore.check
 
     def check_late(prefixed: PrefixStore, keys: list[str]) -> bool:
+        if keys == ["ask"]:  # by the thread that answers other ranks
+            return check(prefixed, keys)
         was_found = check(prefixed, keys)
         has_looked.set()
         while not check(prefixed, ["ended"]):
             time.sleep(0.01)
-        return was_found
+        return was_found if looks_first else check(prefixed, keys)
 
     def work(ranks: ManyRanks) -> None:
         if ranks.rank == 1:
@@ -65,6 +68,28 @@ def test_a_rank_may_end_once_it_has_given_its_value(tmp_path, monkeypatch):
         assert ranks.store.exchange("a") == ["a", "b"]
 
     assert exit_codes(run_ranks(2, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
+
+
+def test_a_rank_may_answer_just_before_the_time_is_up(tmp_path, monkeypatch):
+    has_looked, check = multiprocessing.get_context("fork").Event(), PrefixStore.check
+
+    def check_late(prefixed: PrefixStore, keys: list[str]) -> bool:
+        was_found = check(prefixed, keys)
+        if len(keys) == 2:  # the values of both ranks
+            has_looked.set()
+            while not check(prefixed, keys):
+                time.sleep(0.01)
+        return was_found
+
+    def work(ranks: ManyRanks) -> None:
+        if ranks.rank == 1:
+            has_looked.wait()
+        else:
+            monkeypatch.setattr(PrefixStore, "check", check_late)
+            monkeypatch.setattr(store, "START_TIMEOUT", timedelta(0))
+        assert ranks.store.exchange(ranks.rank) == [0, 1]
+
+    assert exit_codes(run_ranks(2, joined(work), tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
 def test_ranks_that_do_not_answer_are_named(tmp_path, monkeypatch):
