@@ -64,17 +64,16 @@ def test_measured_steps_are_divided_among_devices(plan):
 
 
 def test_an_automatic_vocabulary_suits_the_speed_of_all_devices(mtrain, tmp_path):
-    lines = "".join(f"the dog of house {number} runs {number * 7} times\n" for number in range(41_000))
-    (tmp_path / "train.en").write_text(lines)
+    (tmp_path / "train.en").write_text("".join(f"house {number}\n" for number in range(1_000_100)))
     corpus = {name: str(tmp_path / "train.en") for name in ("source", "target")}
     config = {
         "run_dir": str(tmp_path / "run"),
         "data": {"source_lang": "en", "target_lang": "de", "train": corpus, "validation": {"holdout": 100}},
-        # On a GPU about 3.6 million tokens: 600 for each of 6,000 entries, and four epochs.
-        "training": {"max_minutes": 0.3},
+        # On a GPU about 12 million tokens: 600 for each of 20,000 entries.
+        "training": {"max_minutes": 1.0},
     }
     (tmp_path / "auto.yaml").write_text(yaml.safe_dump(config))
-    for devices, vocabulary in ((1, 4000), (2, 8000)):
+    for devices, vocabulary in ((1, 12_000), (2, 32_000)):
         arguments = ("--hardware", "h100", "--devices", devices, "--json")
         code, out, err = mtrain("plan", tmp_path / "auto.yaml", *arguments)
         assert code == 0 and "tokenizer.vocab_size" in err
