@@ -24,8 +24,8 @@ LEAST_VALIDATION_PAIRS = 200  # that are drawn for a validation if the time is s
 # (docs/experiments/vocabularies.md). On Multi30k (29,000 pairs), 12,000 is 0.4 BLEU better than 8,000 after
 # the same number of steps, but these take 1.2 times as long. Millions of pairs: as in Vaswani et al. (2017).
 VOCABULARIES = ((2_000, 2_000), (10_000, 4_000), (100_000, 8_000), (1_000_000, 12_000), (math.inf, 32_000))
-# The largest vocabulary is not for short runs: with 3 million target tokens, 32,000 is 4 BLEU worse on Tatoeba
-# than 4,000, but 12,000 is better (docs/experiments/vocabularies.md).
+# The largest vocabulary is only for longer runs: in five minutes on Tatoeba, 12,000 is better than 4,000, but
+# 32,000 is worse (docs/experiments/vocabularies.md).
 TOKENS_PER_ENTRY, SUFFICIENT_VOCABULARY = 600, 12_000
 TOKENS_PER_PAIR = 20  # target tokens, assumed before there is a tokenizer
 ASSUMED_SPEEDS = {"cpu": 10_000.0, "gpu": 200_000.0}  # target tokens/s, before it is measured

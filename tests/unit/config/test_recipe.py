@@ -45,12 +45,7 @@ def test_vocabulary_and_largest_model_of_well_known_corpora(pairs, vocabulary, l
 
 @pytest.mark.parametrize(
     ("pairs", "tokens", "vocabulary"),
-    [
-        (4_500_000, 1.9e7, 12_000),
-        (4_500_000, 2e7, 32_000),
-        (160_000, 1e5, 12_000),
-        (1_000, 1e5, 2_000),
-    ],
+    [(4_500_000, 1.9e7, 12_000), (4_500_000, 2e7, 32_000), (160_000, 1e5, 12_000), (1_000, 1e5, 2_000)],
 )
 def test_only_the_largest_vocabulary_needs_a_long_run(pairs, tokens, vocabulary):
     assert choose_vocab_size(pairs, tokens) == vocabulary
