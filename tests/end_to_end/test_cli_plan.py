@@ -64,11 +64,12 @@ def test_measured_steps_are_divided_among_devices(plan):
 
 
 def test_an_automatic_vocabulary_suits_the_speed_of_all_devices(mtrain, tmp_path):
-    (tmp_path / "train.en").write_text("".join(f"house {number}\n" for number in range(1_000_100)))
-    corpus = {name: str(tmp_path / "train.en") for name in ("source", "target")}
+    (tmp_path / "train.tsv").write_text("a\tb\n" * 1_000_000)
+    (tmp_path / "validation.tsv").write_text("c\td\n")
+    data = {name: {"tsv": str(tmp_path / f"{name}.tsv")} for name in ("train", "validation")}
     config = {
         "run_dir": str(tmp_path / "run"),
-        "data": {"source_lang": "en", "target_lang": "de", "train": corpus, "validation": {"holdout": 100}},
+        "data": {"source_lang": "en", "target_lang": "de", **data},
         # On a GPU about 12 million tokens: 600 for each of 20,000 entries.
         "training": {"max_minutes": 1.0},
     }
