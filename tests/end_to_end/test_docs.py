@@ -83,8 +83,7 @@ def test_the_numbers_of_the_automatic_recipe_are_stated():
         *epochs,
         *tuning,
         f"{recipe.TOKENS_PER_PARAMETER} target tokens per parameter",
-        f"A size above {recipe.SUFFICIENT_VOCABULARY:,} needs",
-        f"{recipe.TOKENS_PER_ENTRY} target tokens for each entry",
+        f"A size above {recipe.SUFFICIENT_VOCABULARY:,} needs {recipe.TOKENS_PER_ENTRY} target tokens",
         *(
             "| `{}` | {d_model} | {ffn_dim} | {heads} | {encoder_layers} + {decoder_layers} |".format(
                 name, **sizes
