@@ -4,12 +4,17 @@ import asyncio
 import hashlib
 import hmac
 import json
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
 
 from mtrain.tokenizer.tokenizer import valid_text
 
@@ -17,31 +22,26 @@ SECONDS_TO_SEND = 30.0  # for the body of a request
 MOST_TEXTS = 1000  # of a request
 _LONGEST_NAME = 500  # characters of a language or model
 _BYTES_PER_CHARACTER = 12  # at most, such as \ud83d\ude00 in JSON
-_FORMS = (b"multipart/form-data", b"application/x-www-form-urlencoded")
+MultiPartParser.spool_max_size = sys.maxsize  # no text is written to disk; the body of a request is limited
 
 
 async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     """The fields of a request, from its query and its body: JSON or a form. Raises HTTPException if it is
     neither, too slow, or larger than `char_limit` characters can be."""
-    limit, headers = _BYTES_PER_CHARACTER * char_limit + 65536, request.headers
-    if not {"content-length", "transfer-encoding"} & {*headers.keys()}:
-        await request.body()  # which is empty; what is received next is the end of the connection
-        return dict(request.query_params)
-    size = headers.get("content-length", "")
-    if not size.isdecimal() or "transfer-encoding" in headers:  # which takes precedence
-        raise HTTPException(411, "the request must have a Content-Length, and no Transfer-Encoding")
-    if len(size) > 15 or int(size) > limit:
-        raise HTTPException(413, f"the request has more than {limit} bytes")
-    kind, options = parse_options_header(headers.get("content-type"))
+    limit, most = _BYTES_PER_CHARACTER * char_limit + 65536, MOST_TEXTS + 100
+    limited = Request(request.scope, _within(limit, request.receive))
+    kind, options = parse_options_header(request.headers.get("content-type"))
     if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # decoding Punycode is slow
         raise HTTPException(415, "the request must be in UTF-8")
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):
-            if kind in _FORMS:
-                form = await request.form(max_fields=MOST_TEXTS + 100, max_part_size=limit)
-                fields: Any = {key: each if len(each := form.getlist(key)) > 1 else each[0] for key in form}
+            if kind == b"multipart/form-data":
+                fields: Any = _fields_of(await limited.form(max_fields=most, max_part_size=limit))
+            elif kind == b"application/x-www-form-urlencoded":  # starlette reads it as Latin-1
+                text = (await limited.body()).decode()
+                fields = _fields_of(FormData(parse_qsl(text, keep_blank_values=True, max_num_fields=most)))
             else:
-                fields = json.loads(await request.body())
+                fields = json.loads(await limited.body() or b"{}")
     except TimeoutError:
         raise HTTPException(408, "the body of the request did not arrive in time") from None
     except (ValueError, RecursionError, ClientDisconnect):
@@ -49,6 +49,26 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise HTTPException(400, "the body of the request must be a JSON object or a form")
     return {**request.query_params, **fields}
+
+
+def _within(limit: int, receive: Receive) -> Receive:
+    """`receive`, which raises HTTPException once a body has more than `limit` bytes."""
+    left = limit
+
+    async def receive_within() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise HTTPException(413, f"the request has more than {limit} bytes")
+        return message
+
+    return receive_within
+
+
+def _fields_of(form: FormData) -> dict[str, Any]:
+    """The values of a form by name; several for a name as a list."""
+    return {name: each if len(each := form.getlist(name)) > 1 else each[0] for name in form}
 
 
 def text_of(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
@@ -87,7 +107,8 @@ def require_key(request: Request, fields: Mapping[str, Any], digests: Collection
     """Raise HTTPException unless the request has a key with one of some digests; see `digest_of`."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     given = str(fields.get("api_key") or (token if scheme.lower() == "bearer" else ""))
-    equal = [hmac.compare_digest(digest_of(given), digest) for digest in digests]
+    found = digest_of(given)
+    equal = [hmac.compare_digest(found, digest) for digest in digests]
     if digests and not any(equal):
         status = 401 if request.scope["path"].startswith("/v1/") else 403
         raise HTTPException(status, "Invalid API key" if given else "An API key is required")
