@@ -115,10 +115,14 @@ class WaitingParts:
         self._last_end = now
         self._quiet = min(max(_LEAST_QUIET, _QUIET_SHARE * seconds), _MOST_QUIET)
 
+    def drop_canceled(self) -> None:
+        """Remove the parts of requests that nobody waits for any longer."""
+        self._parts = [part for part in self._parts if not part.request.future.done()]
+
     def take(self) -> list[WaitingPart]:
         """Remove the parts of the next batch: the first part, and the parts closest to it in length, within
         the budget of its request. They are chosen from the share of an idle thread."""
-        self._parts = [part for part in self._parts if not part.request.future.done()]
+        self.drop_canceled()
         if not self._parts:
             return []
         first, budget = self._parts[0], self._parts[0].request.budget
@@ -172,6 +176,8 @@ class Batcher:
         if not parts:
             request.finish({})
         with self._condition:
+            self._short.drop_canceled()
+            self._long.drop_canceled()
             if self._closed or self.waiting >= MOST_WAITING:
                 oldest = min(self._short.oldest(), self._long.oldest(), request.arrived)
                 seconds = {"Retry-After": str(1 + round(request.arrived - oldest))}
