@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +16,13 @@ from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import print_to_stdout
 from mtrain.cli.translate.translate import load_translator
 from mtrain.errors import DataError, UsageError
+from mtrain.processes.stop_signals import STOP_SIGNALS
 
 log = logging.getLogger(__name__)
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PACKAGES = ("starlette", "uvicorn", "python_multipart")
+_SECONDS_TO_STOP = 330  # in which the body of a request can arrive, and be translated
 
 
 def serve(
@@ -46,7 +49,7 @@ def serve(
 ) -> None:
     """Serve MODELs to clients of LibreTranslate and of OpenAI's chat API, and on a web page.
 
-    SIGTERM and Ctrl-C stop the server once all requests are answered. /docs describes the API.
+    SIGTERM, SIGHUP and Ctrl-C stop the server once all requests are answered. /docs describes the API.
 
     Examples:
         mtrain serve runs/en-de runs/de-en
@@ -78,7 +81,17 @@ def serve(
         app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys], origins, hosts))
         shown = f"[{host}]" if ":" in host else host
         log.info("serving %s at http://%s:%d", catalog.names, shown, listener.getsockname()[1])
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none")
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            ws="none",
+            timeout_graceful_shutdown=_SECONDS_TO_STOP,
+        )
+        # uvicorn has no setting for further signals. Under `nohup`, SIGHUP is ignored.
+        stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN}
+        uvicorn.server.HANDLED_SIGNALS = (*stopping.union(uvicorn.server.HANDLED_SIGNALS),)
         uvicorn.Server(config).run([listener])
 
 

@@ -148,15 +148,16 @@ def test_thousands_of_requests_are_answered_in_constant_memory(run_dir):
 
 
 @pytest.mark.slow
-def test_a_stop_signal_waits_for_translations(run_dir):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_signal_waits_for_translations(run_dir, number):
     texts = list(KNOWN) * 20
     with running(run_dir) as (process, address), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, address, q=texts)
         while b"mtrain_characters_total" not in urllib.request.urlopen(f"{address}/metrics").read():
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, number)
         assert answer.result() == [KNOWN[text] for text in texts]
-        assert process.wait() == 143
+        assert process.wait() == 128 + number
 
 
 @pytest.fixture(scope="module")
