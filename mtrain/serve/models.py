@@ -44,11 +44,7 @@ class ServedModel:
     @lru_cache(_MOST_TRANSLATORS)  # noqa: B019  (models live as long as the server)
     def between(self, source: str, target: str) -> Translator:
         """The translator for a direction, by clients' codes."""
-        own = self.translator.own_direction
-        codes = self.sources[source], self.targets[target]
-        # A translator whose target has not been chosen follows a tag in the text.
-        is_own = codes == tuple(own) and self.translator.language_tags not in ("target", "both")
-        return self.translator if is_own else self.translator.between(*codes)
+        return self.translator.between(self.sources[source], self.targets[target])
 
 
 def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:

@@ -12,19 +12,19 @@ from mtrain.serve.models import Models, ServedModel
 
 
 def model(name, source, target, tags="none", pieces=(), codes=()):
-    """A model as a server sees it. `between` returns the codes of the model."""
+    """A model as a server sees it. Its translators are tuples of its name and of their languages."""
     vocabulary = SimpleNamespace(symbol_names=list(pieces), codes={code: i for i, code in enumerate(codes)})
     translator = SimpleNamespace(
         own_direction=Direction(source, target),
         language_tags=tags,
         tokenizer=SimpleNamespace(source=vocabulary),
-        between=lambda *codes: codes,
+        between=lambda *codes: (name, *codes),
     )
     return ServedModel.of(Path(name), translator)
 
 
-def codes_of(models, *arguments) -> Any:
-    """What is found for a direction that is not the model's own: what `between` returns."""
+def found(models, *arguments) -> Any:
+    """The name of the model for a direction, and its codes."""
     return models.find(*arguments)
 
 
@@ -35,8 +35,8 @@ def directions(models):
 def test_several_models_make_several_directions():
     models = Models([model("a", "en", "de"), model("b", "de", "en"), model("c", "en", "fr")])
     assert directions(models) == {("en", "de"), ("de", "en"), ("en", "fr")}
-    assert models.find("en", "fr") is models.served[2].translator
-    assert models.find("EN", "fr-CA") is models.served[2].translator
+    assert found(models, "en", "fr") == ("c", "en", "fr")
+    assert found(models, "EN", "fr-CA") == ("c", "en", "fr")
     for wrong in (("fr", "en"), ("de", "fr"), ("en", "en"), ("xx", "de")):
         with pytest.raises(UsageError):
             models.find(*wrong)
@@ -49,9 +49,8 @@ def test_codes_of_a_multilingual_model_have_short_names():
     assert models.targets_of("en") == ["de", "zh-Hans", "zh-Hant"]
     assert models.directions["many:zh-Hans-zh-Hant"][1:] == ("zh-Hans", "zh-Hant")
     assert "many:de-de" not in models.directions
-    assert codes_of(models, "de", "zh-Hant") == ("deu_Latn", "zho_Hant")
-    assert codes_of(models, "eng_Latn", "zho_Hans") == ("eng_Latn", "zho_Hans")
-    assert models.find("en", "de") is models.served[0].translator
+    assert found(models, "de", "zh-Hant") == ("many", "deu_Latn", "zho_Hant")
+    assert found(models, "eng_Latn", "zho_Hans") == ("many", "eng_Latn", "zho_Hans")
     with pytest.raises(UsageError, match="several codes of the model fit: zh-Hans, zh-Hant"):
         models.find("en", "zh")
 
@@ -59,11 +58,12 @@ def test_codes_of_a_multilingual_model_have_short_names():
 def test_tags_name_the_languages():
     one_to_many = model("a", "en", "de", "target", ["<2de>", "<2fr>", "<other>"])
     assert directions(Models([one_to_many])) == {("en", "de"), ("en", "fr")}
+    assert found(Models([one_to_many]), "en", "de") == ("a", "en", "de")  # chosen, whatever tag a text has
     many_to_many = model("a", "en", "de", "target", ["<2de>", "<2en>"])
     assert directions(Models([many_to_many])) == {("en", "de"), ("de", "en")}
     both = model("a", "en", "de", "both", ["<en>", "<cs>", "<other>", "<2de>", "<2en>", "@@"])
     assert directions(Models([both])) == {("en", "de"), ("cs", "de"), ("cs", "en")}
-    assert codes_of(Models([both]), "cs", "en") == ("cs", "en")
+    assert found(Models([both]), "cs", "en") == ("a", "cs", "en")
 
 
 def test_a_model_is_called_as_its_folder_is(tmp_path):
@@ -75,7 +75,7 @@ def test_a_model_is_called_as_its_folder_is(tmp_path):
         Models([model("a/x", "en", "de"), model("b/x", "de", "en")])
     models = Models([model("a", "en", "de"), model("b", "en", "de")])
     assert models.directions["b:en-de"][0].name == "b"
-    assert models.find("en", "de") is models.served[0].translator
+    assert found(models, "en", "de") == ("a", "en", "de")
 
 
 def test_the_languages_of_a_model_must_be_known():
@@ -100,8 +100,8 @@ def test_the_source_language_is_detected_among_those_that_can_be_translated():
 def test_a_text_in_the_target_language_is_recognized():
     pytest.importorskip("py3langid")
     models = Models([model("a", "en", "fr"), model("b", "de", "fr")])
-    [found] = models.detect("Le chien noir court dans le parc avec les enfants.", "FR")[:1]
-    assert found["language"] == "fr" and found["confidence"] > 90
+    [best] = models.detect("Le chien noir court dans le parc avec les enfants.", "FR")[:1]
+    assert best["language"] == "fr" and best["confidence"] > 90
     assert models.detect("Tom", "fr")[0]["language"] in ("en", "de")  # not certain
     assert models.is_same("French", "fr") and not models.is_same("en", "fr")
     assert not models.is_same("xx", "xx")
@@ -123,12 +123,6 @@ def test_of_several_codes_for_a_language_the_first_or_the_target_is_detected():
 def test_a_model_must_translate_into_another_language():
     with pytest.raises(UsageError, match="simpler: no model translates into another language"):
         Models([model("simpler", "en", "en")])
-
-
-def test_a_tag_in_the_text_does_not_choose_the_target():
-    tags = ["<2de>", "<2fr>"]
-    models = Models([model("many", "en", "fr", "target", tags)])
-    assert codes_of(models, "en", "fr") == ("en", "fr")  # a translator whose target is chosen
 
 
 def test_without_language_identification_a_single_source_is_known(monkeypatch):
