@@ -91,7 +91,8 @@ $("target").addEventListener("mouseover", (event) => point([...$("target").child
 ["mouseleave", "blur"].forEach((name) => $("target").addEventListener(name, () => point(-1)));
 $("target").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], count = $("target").children.length;
-  if (step && count) { event.preventDefault(); point((current + step + count) % count); }
+  const from = current < 0 && step < 0 ? 0 : current;
+  if (step && count) { event.preventDefault(); point((from + step + count) % count); }
 });
 $("copy").addEventListener("click", async () => {
   try { await navigator.clipboard.writeText(shown ? shown.translatedText : ""); say("Copied."); }
@@ -103,7 +104,7 @@ $("swap").addEventListener("click", () => {
   if (![...$("from").options].some((each) => each.value === from)) return say("There is no model for this.", true);
   $("from").value = from; listTargets();
   if ([...$("to").options].some((each) => each.value === to)) $("to").value = to;
-  if (shown) $("source").value = shown.translatedText;
+  if (shown?.q === $("source").value) $("source").value = shown.translatedText;
   translate();
 });
 
