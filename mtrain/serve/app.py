@@ -1,5 +1,6 @@
 """The server as an ASGI application, with the routes of LibreTranslate's API."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -55,9 +56,10 @@ async def _answers(server: Server, request: Request, fields: Mapping[str, Any]) 
         answers = [{"detectedLanguage": each} for each in detected]
         sources = [each["language"] for each in detected]
     found = {}
-    for language in dict.fromkeys(sources):
-        own = [text for text, each in zip(texts, sources, strict=True) if each == language]
-        found[language] = iter(await _answers_from(server, request, own, language, target, wanted))
+    async with asyncio.timeout(server.seconds):
+        for language in dict.fromkeys(sources):
+            own = [text for text, each in zip(texts, sources, strict=True) if each == language]
+            found[language] = iter(await _answers_from(server, request, own, language, target, wanted))
     return [answer | next(found[each]) for answer, each in zip(answers, sources, strict=True)]
 
 
@@ -216,7 +218,8 @@ def make_app(server: Server) -> Starlette:
         await run_in_threadpool(server.batcher.close)
 
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=server.hosts, www_redirect=False)
-    cors = Middleware(CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"])
+    allowed = {"allow_origins": server.origins, "allow_private_network": True}
+    cors = Middleware(CORSMiddleware, **allowed, allow_methods=["*"], allow_headers=["*"])
     errors = (HTTPException, MtrainError, TimeoutError, Exception)
     handlers = dict.fromkeys(errors, partial(_on_error, server))
     return Starlette(False, routes, [hosts, cors], handlers, lifespan)

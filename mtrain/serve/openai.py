@@ -1,11 +1,13 @@
 """The routes of OpenAI's API for chats. The answer to a chat translates the last message of the user."""
 
+import asyncio
 import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -43,7 +45,8 @@ async def complete_chat(server: Server, request: Request) -> Response:
     model, source, target = server.models.directions[id_]
     translator = model.between(source, target)
     texts = require_texts([_last_message(fields)], server.char_limit)
-    [translation] = await server.translate(request, translator, texts, n_best=1, alignments=False)
+    async with asyncio.timeout(server.seconds):
+        [translation] = await server.translate(request, translator, texts, n_best=1, alignments=False)
     answer = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": id_}
     reason = "stop" if translation.finished else "length"
     if fields.get("stream") is True:
@@ -51,8 +54,8 @@ async def complete_chat(server: Server, request: Request) -> Response:
         return StreamingResponse(events, media_type="text/event-stream")
     message = {"role": "assistant", "content": translation.text}
     answer |= {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
-    prompt = len(translator.tokenizer.encode_source(texts)[0])
-    usage = {"prompt_tokens": prompt, "completion_tokens": translation.tokens}
+    [prompt] = await run_in_threadpool(translator.tokenizer.encode_source, texts)
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": translation.tokens}
     answer |= {"object": "chat.completion", "usage": {**usage, "total_tokens": sum(usage.values())}}
     return JSONResponse(answer)
 

@@ -57,24 +57,23 @@ class Server:
     async def translate(
         self, request: Request, translator: Translator, texts: Sequence[str], n_best: int, alignments: bool
     ) -> list[Translation]:
-        """Translate texts. Raises TimeoutError, UsageError, and HTTPException if the
-        server is busy or decoding fails. If the client of the request goes away, it is canceled."""
+        """Translate texts. Raises UsageError, and HTTPException if the server is busy or decoding fails. If
+        the client of the request goes away, or this task is canceled, the translation is canceled."""
         self.counts["characters_total"] += sum(map(len, texts))
-        async with asyncio.timeout(self.seconds):
-            future = await run_in_threadpool(self.batcher.submit, translator, texts, n_best, alignments)
-            gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects
-            gone.add_done_callback(lambda _: future.cancel())
-            try:
-                return await asyncio.wrap_future(future)
-            except asyncio.CancelledError:
-                if gone.done():
-                    raise HTTPException(400, "the client disconnected") from None
-                raise
-            except Exception as error:
-                reason = error if is_recoverable(error) else "the log of the server says why"
-                raise HTTPException(500, f"Cannot translate text: {reason}") from error
-            finally:
-                gone.cancel()
+        future = await run_in_threadpool(self.batcher.submit, translator, texts, n_best, alignments)
+        gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects
+        gone.add_done_callback(lambda _: future.cancel())
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if gone.done():
+                raise HTTPException(400, "the client disconnected") from None
+            raise
+        except Exception as error:
+            reason = error if is_recoverable(error) else "the log of the server says why"
+            raise HTTPException(500, f"Cannot translate text: {reason}") from error
+        finally:
+            gone.cancel()
 
     def keep_file(self, text: str) -> str:
         """Keep a translated file for an hour; returns its name."""

@@ -336,6 +336,8 @@ def test_busy_and_slow_servers_say_when_to_come_back(server, client, monkeypatch
     answer = client.post("/translate", json={**TRANSLATE, "q": "It rains."})
     assert "too long" in error_of(answer, 503)
     assert answer.headers["retry-after"]
+    chat = {"model": "by-heart:en-de", "messages": [{"role": "user", "content": "It rains."}]}
+    assert "too long" in error_of(client.post("/v1/chat/completions", json=chat), 503)["message"]
 
 
 @pytest.mark.parametrize("body_arrives", [True, False])
@@ -361,7 +363,9 @@ def test_nothing_is_translated_for_clients_that_have_gone(run_dir, monkeypatch, 
 
 def test_pages_of_some_origins_may_ask(client):
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    asks["Access-Control-Request-Private-Network"] = "true"
     allowed = client.options("/translate", headers={"Origin": "https://pages.example", **asks})
+    assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == "https://pages.example"
     refused = client.options("/translate", headers={"Origin": "https://other.example", **asks})
     assert "access-control-allow-origin" not in refused.headers
