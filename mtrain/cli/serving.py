@@ -81,14 +81,8 @@ def serve(
         app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys], origins, hosts))
         shown = f"[{host}]" if ":" in host else host
         log.info("serving %s at http://%s:%d", catalog.names, shown, listener.getsockname()[1])
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            ws="none",
-            timeout_graceful_shutdown=_SECONDS_TO_STOP,
-        )
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none")
+        config.timeout_graceful_shutdown = _SECONDS_TO_STOP
         # uvicorn has no setting for further signals. Under `nohup`, SIGHUP is ignored.
         stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN}
         uvicorn.server.HANDLED_SIGNALS = (*stopping.union(uvicorn.server.HANDLED_SIGNALS),)

@@ -18,7 +18,8 @@ _NAMES = """
 """
 _INLINE = frozenset(["", *_NAMES.split()])  # the name of comments and of text is empty
 # Elements without an end tag.
-_VOID = frozenset(["", *"area base br col embed hr img input link meta source track wbr".split()])
+_VOID_NAMES = "area base br col embed hr img input link meta source track wbr"
+_VOID = frozenset(["", *_VOID_NAMES.split()])
 # Blocks whose end tag may be omitted, and the blocks (as regular expressions) whose start tags then end them.
 _ENDED_BY = {"p": ".*", "li": "li", "option": "option|optgroup", "dt": "dt|dd", "dd": "dt|dd"}
 _ENDED_BY |= dict.fromkeys(("td", "th"), "td|th|tr|tbody|tfoot") | {"tr": "tr|tbody|tfoot"}
