@@ -156,7 +156,7 @@ class Budget(NamedTuple):
             return size.validation_tokens
         allowed = self.device.validation_share * self.minutes * 60 * speed / VALIDATIONS[0]
         affordable = (allowed - self.device.validation_seconds * speed) / self._decoding_cost
-        least = LEAST_VALIDATION_PAIRS * size.tokens / size.pairs
+        least = LEAST_VALIDATION_PAIRS * size.tokens / max(size.pairs, 1)
         return min(size.validation_tokens, max(affordable, least))
 
     def _validation_cost(self, tokens: float, speed: float) -> float:

@@ -8,8 +8,7 @@ from typing import IO
 
 from mtrain.config.sections.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.sections.data import DataConfig
-from mtrain.data.pairs.rejections import REASONS, Codes
-from mtrain.data.preparing.encode_folder import format_counts
+from mtrain.data.pairs.rejections import REASONS, Codes, format_counts
 from mtrain.data.reading.blocks import RawBlock, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.lines import decode_block

@@ -10,7 +10,8 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.epochs.schedule import ONE_WINDOW, WindowLayout
 from mtrain.data.epochs.windows import WindowedCorpus
-from mtrain.data.preparing.encode_folder import FolderEncoder, format_counts
+from mtrain.data.pairs.rejections import format_counts
+from mtrain.data.preparing.encode_folder import FolderEncoder
 from mtrain.data.preparing.inputs import (
     describe_settings,
     differ_only_in_paths,

@@ -1,5 +1,6 @@
 """Faults of the request: impossible config values, corpora and devices."""
 
+import json
 import os
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def test_23_the_valid_values_of_a_key_are_reported(mtrain, config_file, tmp_path
         (b"", [], 3, "no text to learn a vocabulary from"),
         (b"\n \n\n", [], 3, "no text to learn a vocabulary from"),
         (None, ["data.max_length=2"], 3, "no training pair is left; dropped: 8 too long"),
+        (None, ["data.filters.max_words=1"], 3, "no training pair is left; dropped: 8 max_words"),
         (None, ["tokenizer.vocab_size=60000"], 2, "given 60000; the largest possible is"),
         (None, ["tokenizer.vocab_size=9"], 2, "the smallest possible is"),
     ],
@@ -112,6 +114,24 @@ def test_24_too_little_text_is_one_error_message(
             os.close(stderr)
     assert (given, out) == (code, "") and message in err and err.count("error: ") == 1
     assert (tmp_path / "stderr").read_text() == ""
+
+
+@pytest.mark.parametrize("command", ["check", "tokenize", "plan", "fit"])
+def test_24_filters_that_reject_all_pairs_are_an_error_with_the_automatic_recipe(mtrain, tmp_path, command):
+    for language in ("en", "de"):
+        (tmp_path / f"t.{language}").write_text("It rains.\nA cat sleeps.\n")
+    data = {
+        "source_lang": "en",
+        "target_lang": "de",
+        "train": {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")},
+        "validation": {"holdout": 1},
+        "filters": {"max_words": 1},
+    }
+    config = {"run_dir": str(tmp_path / "run"), "data": data, "training": {"max_minutes": 1}}
+    (tmp_path / "auto.yaml").write_text(json.dumps(config))
+    code, _, err = mtrain(command, tmp_path / "auto.yaml", "--quiet")
+    reason = "data.filters rejects 2" if command == "check" else "dropped: 2 max_words"
+    assert code == 3 and reason in one_line(err)
 
 
 @no_gpu

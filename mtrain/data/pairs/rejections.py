@@ -53,6 +53,11 @@ class Rejections(NamedTuple):
             out.write(self.codes.data)
 
 
+def format_counts(counts: dict[str, int]) -> str:
+    """The number of pairs for each reason, as text."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+
+
 def read_rejections(folder: Path, sizes: Sequence[int], sha256: str) -> Rejections:
     """The codes in a data folder. Raises ModelError if they are missing or damaged; StorageError if they
     cannot be read."""

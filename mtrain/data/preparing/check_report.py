@@ -239,13 +239,13 @@ def _lines_of_set(findings: Findings, name: str) -> Iterator[str]:
 def require_usable(findings: Findings, data: DataConfig) -> None:
     """Raise DataError if no pair of a set can be used."""
     for name, counts in findings.sets.items():
-        places = findings.unreadable.get(name)
-        if places and not counts.usable:
+        if counts.usable:
+            continue
+        if places := findings.unreadable.get(name):
             raise DataError(f"no pair of {name} can be used; the first that cannot be read: {places[0]}")
-        if name != "train" and not counts.usable:
+        if name != "train":
             raise DataError(f"no pair of {name} can be used; {counts.empty:,} are empty")
-    if not findings.sets["train"].usable:
-        counts, rejected = findings.sets["train"], sum(findings.rejected.values())
+        rejected = sum(findings.rejected.values())
         reasons = f"{counts.empty:,} are empty, and data.filters rejects {rejected:,}"
         raise DataError(f"no training pair can be used; {reasons}")
     if isinstance(data.validation, Holdout):

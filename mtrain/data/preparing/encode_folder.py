@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mtrain.config.sections.corpora import Holdout, name_of
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.pairs.rejections import REJECTIONS, Rejections, read_rejections
+from mtrain.data.pairs.rejections import REJECTIONS, Rejections, format_counts, read_rejections
 from mtrain.data.preparing.check_report import record_findings
 from mtrain.data.preparing.encode_shards import Encoder, ShardWriter
 from mtrain.data.preparing.inputs import has_same_pairs
@@ -226,11 +226,6 @@ def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> 
     files = [shard_file(folder, index) for index in range(len(infos))]
     shards = [{"size": file.stat().st_size, "index_sha256": Shard(file).index_sha256} for file in files]
     return {"complete": True, "kept": kept, "dropped": dropped, "shards": shards}
-
-
-def format_counts(dropped: dict[str, int]) -> str:
-    """The number of dropped pairs for each reason, as text."""
-    return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
 
 
 @contextmanager

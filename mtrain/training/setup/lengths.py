@@ -72,6 +72,7 @@ class TrainingLengths:
 
         Raises DataError if a corpus is unreadable, if no pair is left, or if a validation pair is unreadable.
         """
+        scanner.result.require_text()
         text, held_out = scanner.result.text, [*chain.from_iterable(scanner.result.held_out)]
         drawn = list(islice(text.pairs(), 0, None, max(1, -(-len(text) // _SAMPLED))))
         # Encoding drops each pair whose source is held out or, with several directions, whose target is.

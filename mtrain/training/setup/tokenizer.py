@@ -148,7 +148,8 @@ def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_
 def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Sentences]:
     """The sources and the targets that a tokenizer is learned from. They are weighted by `data.temperature`.
     With `data.augment`, some have the letter case that training will have: otherwise, upper-cased words would
-    be segmented into single letters."""
+    be segmented into single letters. Raises DataError if `data.filters` leave no pair."""
+    scanner.result.require_text()
     text, data = scanner.result.text, config.data
     weights = None
     if data.temperature is not None:
