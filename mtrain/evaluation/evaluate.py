@@ -15,10 +15,10 @@ from mtrain.checkpoint.model_info import (
 )
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
-from mtrain.config.sections.corpora import Holdout
+from mtrain.config.sections.corpora import Corpus, Holdout, TextTestSet
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.blocks import good_pairs, read_corpus
-from mtrain.data.reading.files import further_references
+from mtrain.data.reading.files import files_by_pair, further_references
 from mtrain.data.reading.lines import raise_errors, read_text
 from mtrain.data.rewriting.augment import Side, change_pair
 from mtrain.data.store.folder import directions_of_validation, find_data_folder, read_summary, read_validation
@@ -59,7 +59,7 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     for name, corpus in data.test.items():
         pairs = list(raise_errors(read_corpus(corpus)))
         further = further_references(corpus)
-        others = [[line for file in files for line in read_text(file)] for files in further]
+        others = [_lines_of_reference(corpus, files) for files in further]
         for number, lines in enumerate(others, start=2):
             if len(lines) != len(pairs):
                 found = f"reference {number} has {len(lines)} lines"
@@ -68,6 +68,18 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
         direction = data.direction_of(corpus) if data.language_tags != "none" else None
         sets.append(TestSet(name, [pair.source for pair in pairs], references, direction))
     return sets
+
+
+def _lines_of_reference(corpus: Corpus, files: Sequence[Path]) -> list[str]:
+    """The lines of a further reference of a test set. Raises DataError if there is a file for each source
+    file, and one is not as long as its source file."""
+    lines = [read_text(file) for file in files]
+    if isinstance(corpus, TextTestSet) and len(files) > 1:
+        sources = (source for source, _ in files_by_pair(corpus))
+        for source, file, found in zip(sources, files, lines, strict=True):
+            if len(found) != (count := len(read_text(source))):
+                raise DataError(f"{source} has {count} lines but {file} has {len(found)} lines")
+    return [line for found in lines for line in found]
 
 
 def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:

@@ -117,6 +117,19 @@ def test_a_configured_test_set_may_have_several_references(run_dir, corpus, tmp_
         configured_test_sets(run_dir, [f"data.test={{a: {{{pair}, references: [{tmp_path}/none]}}}}"])
 
 
+def test_each_file_of_a_further_reference_belongs_to_a_source_file(run_dir, tmp_path):
+    for name, count in {"1.en": 2, "2.en": 3, "1.de": 2, "2.de": 3, "1.ref": 2, "2.ref": 3}.items():
+        (tmp_path / name).write_text("".join(f"{name} {n}\n" for n in range(count)))
+    test = f"{{source: '{tmp_path}/*.en', target: '{tmp_path}/*.de', references: ['{tmp_path}/*.ref']}}"
+    [found] = configured_test_sets(run_dir, [f"data.test={{a: {test}}}"])
+    assert found.references[1] == ["1.ref 0", "1.ref 1", "2.ref 0", "2.ref 1", "2.ref 2"]
+    (tmp_path / "1.ref").rename(tmp_path / "0.ref")  # now the lines are those of other sources
+    (tmp_path / "2.ref").rename(tmp_path / "1.ref")
+    (tmp_path / "0.ref").rename(tmp_path / "2.ref")
+    with pytest.raises(DataError, match=r"1\.en has 2 lines but .*1\.ref has 3 lines"):
+        configured_test_sets(run_dir, [f"data.test={{a: {test}}}"])
+
+
 def test_different_numbers_of_lines_are_errors(tmp_path):
     (tmp_path / "a").write_text("x\ny\n")
     (tmp_path / "b").write_text("x\n")
