@@ -56,13 +56,13 @@ def compare_systems(
 
     The numbers of resamples and trials and the seed are sacreBLEU's defaults: 1,000, 10,000, and the
     environment variable SACREBLEU_SEED or 12345. Raises DataError if numbers of lines differ, and UsageError
-    for a seed that is not a number.
+    for a seed that is not a number of at least 1.
     """
     for hypotheses in systems.values():
         require_equal_counts(hypotheses, references)
     seed = os.environ.get("SACREBLEU_SEED", "none")
-    if seed.lower() != "none" and not seed.isdecimal():
-        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 0 or to none")
+    if seed.lower() != "none" and not (seed.isdecimal() and int(seed)):  # 0 would stand for a random seed
+        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 1 or to none")
     named = list(systems.items())
     present: Any = without_blank(references)  # the type hints of sacreBLEU lack None
     signatures, bootstrap = PairedTest(named, metrics, present, "bs")()

@@ -50,9 +50,10 @@ def test_the_seed_is_that_of_sacrebleu(monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", "3")
     [comparison] = compare_systems(SYSTEMS, [REFERENCES], metrics)
     assert "seed:3" in comparison.signature
-    monkeypatch.setenv("SACREBLEU_SEED", "three")
-    with pytest.raises(UsageError, match="SACREBLEU_SEED=three: not a seed; set it to a number"):
-        compare_systems(SYSTEMS, [REFERENCES], metrics)
+    for seed in ("three", "0"):  # sacreBLEU seeds from the system if it is 0
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        with pytest.raises(UsageError, match=f"SACREBLEU_SEED={seed}: not a seed; set it to a number"):
+            compare_systems(SYSTEMS, [REFERENCES], metrics)
 
 
 def test_systems_of_another_length_are_errors():
