@@ -334,6 +334,9 @@ def test_pipes_are_read_like_files(mtrain, run_dir, tmp_path):
     job += ["--prefix", pipe("prefix", "Es\nDie\n"), "-o", tmp_path / "out"]
     code, _, err = mtrain(*job, "--continue")
     assert code == 2 and "--continue requires a --prefix that can be read again" in one_line(err)
+    page = ["--prefix", tmp_path / "prefix", "--attention", tmp_path / "page.html"]
+    code, _, err = mtrain("translate", run_dir, "It rains.", "The sun shines.", *page)
+    assert code == 2 and "--attention requires a --prefix that can be read again" in one_line(err)
     assert mtrain(*job)[0] == 0
     assert (tmp_path / "out").read_text() == "Es regnet.\nDie Sonne scheint.\n"
 

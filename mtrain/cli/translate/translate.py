@@ -170,14 +170,19 @@ def _check_attention(file: Path, text: Sequence[str], output_file: Path | None, 
         raise UsageError(f"--attention {file}: draws at most {_MAPS} sentences, but {len(text)} were given")
     if output_file is not None and os.path.realpath(file) == os.path.realpath(output_file):
         raise UsageError(f"--attention {file}: this is also the output file; give another file")
+    _require_rereadable(prefix, "--attention")
     require_writable(file, (prefix,))
 
 
 def _check_continue(output_file: Path | None, prefix: Path | None) -> None:
     if output_file is None or is_stream(output_file):
         raise UsageError("--continue requires -o FILE, the output file to resume")
+    _require_rereadable(prefix, "--continue")
+
+
+def _require_rereadable(prefix: Path | None, option: str) -> None:
     if prefix is not None and not prefix.is_file():
-        raise UsageError("--continue requires a --prefix that can be read again: a file, not a pipe")
+        raise UsageError(f"{option} requires a --prefix that can be read again: a file, not a pipe")
 
 
 def load_translator(
