@@ -159,7 +159,7 @@ def clean(
     from mtrain.data.reading.files import input_files
 
     data = options.load_config(config, set_).data
-    check_corpora(data)
+    check_corpora(data.model_copy(update={"test": {}}))  # test sets are not read, and may be downloads
     inputs = [config, *input_files(data)]
     for file in (output, rejected):
         require_writable(file, inputs)

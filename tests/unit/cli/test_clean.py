@@ -163,6 +163,13 @@ def test_filters_are_for_training_only(clean, tmp_path):
         assert code == 2 and "filters is allowed in data.train only" in one_line(err)
 
 
+def test_test_sets_are_not_needed(clean, tmp_path):
+    train, missing = {"tsv": write(tmp_path / "t.tsv", "a\tb\n")}, {"tsv": str(tmp_path / "missing.tsv")}
+    assert clean(train, test={"x": missing})[::3] == (0, "a\tb\n")
+    code, _, err, _ = clean(train, validation=missing)
+    assert code == 3 and "missing.tsv: no such file" in one_line(err)
+
+
 def test_a_language_of_unknown_script(clean, tmp_path):
     train = {"tsv": write(tmp_path / "t.tsv", "a\tb\n")}
     code, _, err, _ = clean(train, filters={"script": True}, source_lang="tlh")
