@@ -1,1 +1,1 @@
-"""Import of MarianMT models from Hugging Face, and export to Hugging Face and CTranslate2."""
+"""Import and export of models: Marian, Transformers, CTranslate2, Argos Translate and Bergamot."""

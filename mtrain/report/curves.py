@@ -20,7 +20,7 @@ class Chart(NamedTuple):
     key: str
     title: str
     unit: str
-    metrics: tuple[str, ...]  # of `RunRecords.curves`; the second one has dashed lines
+    metrics: tuple[str, ...]  # of `RunRecords.curves`; of two, the first one is dotted
     factor: float = 1.0  # from the recorded unit
     log: bool = False  # a logarithmic vertical axis
 
