@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
     """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
-    model, tokenizer = loaded.model.config, loaded.tokenizer
+    model, tokenizer = _with_positions(loaded), loaded.tokenizer
     separate, size = not tokenizer.joint, model.target_vocab_size
     # Other programs require a property of all published Marian models: <pad> is the last token, and starts
     # the decoder. With two vocabularies, it cannot be the last of both.
@@ -36,8 +36,6 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
     if add_pad:
         added = {"pad_id": size, "bos_id": size, "source_vocab_size": size + 1, "target_vocab_size": size + 1}
         model = model.model_copy(update=added)
-    positions = max(model.max_positions, MIN_POSITIONS, _longest_output(loaded))
-    model = model.model_copy(update={"max_positions": positions})
     described = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
@@ -63,10 +61,7 @@ def write_pegasus(loaded: LoadedModel, folder: Path) -> None:
     spm = vocabulary.processor.serialized_model_proto()
     if spm != target.processor.serialized_model_proto():
         raise ModelError("pegasus does not support a tokenizer with a SentencePiece model for each language")
-    model = loaded.model.config
-    if model.positions != "learned":
-        positions = max(model.max_positions, MIN_POSITIONS, _longest_output(loaded))
-        model = model.model_copy(update={"max_positions": positions})
+    model = _with_positions(loaded)
     tensors = to_pegasus(loaded.model, model.max_positions)
     # CTranslate2's converter takes <pad> for the start token. Padding is masked, so its id may be any.
     model = model.model_copy(update={"pad_id": model.bos_id})
@@ -86,7 +81,7 @@ def write_m2m_100(loaded: LoadedModel, folder: Path) -> None:
 
     Raises ModelError if the vocabulary is neither M2M-100's nor NLLB-200's.
     """
-    config, model, vocabulary = loaded.config, loaded.model.config, loaded.tokenizer.source
+    config, model, vocabulary = loaded.config, _with_positions(loaded), loaded.tokenizer.source
     described = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100"}
     tensors = renamed(model, loaded.model.state_dict())
     _write_model(loaded, folder, model, tensors, described | FIXED["m2m_100"])
@@ -97,6 +92,15 @@ def write_m2m_100(loaded: LoadedModel, folder: Path) -> None:
         "normalizes_punctuation": config.normalizes_punctuation,  # which Transformers does not do
     }
     _write_tokenizer(loaded, folder, names)
+
+
+def _with_positions(loaded: LoadedModel) -> ModelConfig:
+    """The settings of a model with enough positions for its translations, with the code of their language;
+    other programs generate no more tokens. Learned positions cannot be added."""
+    model = loaded.model.config
+    longest = _longest_output(loaded) + bool(loaded.tokenizer.source.codes)
+    positions = max(model.max_positions, MIN_POSITIONS, longest)
+    return model if model.positions == "learned" else model.model_copy(update={"max_positions": positions})
 
 
 def _longest_output(loaded: LoadedModel) -> int:
