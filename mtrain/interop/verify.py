@@ -67,7 +67,8 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
         [scored] = translator.score_batch([pieces_of(row)], outputs, max_input_length=0)
         return list(scored.log_probs)
 
-    decoding = DecodingConfig(beam_size=1, forbidden_ids=loaded.config.decoding.forbidden_ids)
+    same = {"forbidden_ids", "max_length_ratio", "max_length_offset"}  # the table of positions has a limit
+    decoding = DecodingConfig(beam_size=1, **loaded.config.decoding.model_dump(include=same))
     return Exported(decoding, translate, log_probs)
 
 
@@ -94,12 +95,14 @@ def open_transformers(folder: Path, loaded: LoadedModel) -> Exported:
         logits[:, forbidden] = -torch.inf
         return _of_tokens(logits, [*output, ids.eos_id])
 
+    is_different = type(tokenizer).__name__.startswith("Nllb") or loaded.config.normalizes_punctuation
     return Exported(
         exportable(loaded.config.decoding),
         translate,
         log_probs,
-        # NllbTokenizer does not use SentencePiece, and segments a few texts in another way.
-        None if type(tokenizer).__name__.startswith("Nllb") else lambda text: tokenizer(text).input_ids,
+        # NllbTokenizer does not use SentencePiece, and segments a few texts in another way. No tokenizer of
+        # Transformers normalizes punctuation.
+        None if is_different else lambda text: tokenizer(text).input_ids,
         lambda output: tokenizer.decode(output, skip_special_tokens=True),
     )
 

@@ -78,14 +78,15 @@ def compare_with_engine(
 ) -> str:
     """Translate texts, of which the source ids are given, with mtrain and with the engine. Returns a summary.
 
-    Texts that the engine would split are left out. Of translations that reach the length limit, which the
-    engine may set higher, only the beginning is compared. Raises ModelError if too many translations differ
-    or, with `int8`, if the chrF of all is too low.
+    Texts that the engine would split, or of which mtrain reads only the beginning, are left out. Of
+    translations that reach the length limit, which the engine may set higher, only the beginning is compared.
+    Raises ModelError if too many translations differ or, with `int8`, if the chrF of all is too low.
     """
     model, forbidden = DecodingTransformer(loaded.model), loaded.config.decoding.forbidden_ids
     settings = DecodingConfig(beam_size=1, max_length_ratio=2.0, max_length_offset=1)
     settings = settings.model_copy(update={"forbidden_ids": [*forbidden, loaded.model.config.unk_id]})
-    given = [(text, row) for text, row in given if len(row) <= MAX_TOKENS]
+    longest = min(MAX_TOKENS + 1, loaded.config.max_length)  # rows that long may be cut
+    given = [(text, row) for text, row in given if len(row) < longest]
     theirs = translate_with_engine(engine, folder, [text for text, _ in given], int8)
     ours, different = list[str](), list[str]()
     for (text, row), found in zip(given, theirs, strict=True):

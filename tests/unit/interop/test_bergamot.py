@@ -353,6 +353,19 @@ def test_an_engine_that_translates_otherwise_is_noticed(model_of, tmp_path, monk
         compare_with_engine(tmp_path, tmp_path, loaded, given, int8)
 
 
+def test_texts_of_which_mtrain_reads_only_the_beginning_are_not_compared(model_of, tmp_path, monkeypatch):
+    texts: list[str] = []
+    monkeypatch.setattr(
+        "mtrain.interop.bergamot.engine.translate_with_engine",
+        lambda engine, folder, given, int8: texts.extend(given) or given,
+    )
+    loaded = load_model(model_of(JOINT))
+    loaded = loaded._replace(config=loaded.config.model_copy(update={"max_length": 8}))
+    given = [(f"{length} tokens", [5] * (length - 1) + [3]) for length in (7, 8)]
+    assert "1 sentences" in compare_with_engine(tmp_path, tmp_path, loaded, given, int8=False)
+    assert texts == ["7 tokens"]
+
+
 # -------------------------------------------------------------------------------------------- the real engine
 
 

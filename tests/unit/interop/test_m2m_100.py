@@ -372,6 +372,15 @@ def test_punctuation_is_normalized_for_nllb(nllb, tmp_path):
     assert begins[pieces.index("'")] in (quoted.index("\u2018"), quoted.index("\u2019"))
 
 
+def test_an_export_may_normalize_punctuation_otherwise_than_transformers(tmp_path):
+    make(tmp_path / "hf", write_m2m_tokenizer(tmp_path / "hf"))
+    settings = ["source_lang=en", "target_lang=de", "normalizes_punctuation=true"]
+    import_model(str(tmp_path / "hf"), tmp_path / "model", settings)
+    texts = ["\u201eA dog.\u201c"]
+    [summary] = export_model(tmp_path / "model", tmp_path / "out", "transformers", texts=texts)
+    assert "1 translations identical" in summary
+
+
 @pytest.mark.parametrize("new", [False, True])
 def test_added_words_are_not_languages(mtrain, originals, tmp_path, new):
     folder = Path(shutil.copytree(originals[new], tmp_path / "nllb"))
@@ -410,6 +419,8 @@ def test_exports_are_compared_with_codes(ctranslate2, nllb, tmp_path, legacy, fo
         exported = open_transformers(tmp_path / "out", loaded)
     else:
         exported = open_ctranslate2(tmp_path / "out", loaded, None)
+        limits = (loaded.config.decoding.max_length_ratio, loaded.config.decoding.max_length_offset)
+        assert (exported.decoding.max_length_ratio, exported.decoding.max_length_offset) == limits
     rows: list[list[int]] = []
 
     def record(row: list[int], limit: int) -> list[int]:

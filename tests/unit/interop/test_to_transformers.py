@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.sections.decoding import DecodingConfig
@@ -15,6 +15,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
 from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
+from mtrain.interop.to_transformers import write_m2m_100
 from mtrain.tokenizer.tokenizer import SPACES
 from tests.support.m2m_100 import MAX_LENGTH, make, write_m2m_tokenizer, write_nllb_tokenizer
 from tests.support.marian import transformers
@@ -101,6 +102,29 @@ def test_log_probabilities_of_every_preset_are_equal(tokenizers, tmp_path, prese
     assert float(summary.split()[-2]) < 1e-5
 
 
+def test_translations_may_be_longer_than_training_sentences(tmp_path):
+    """As of a model that was imported, and fine-tuned with a small `data.max_length`."""
+    make(tmp_path / "hf", write_m2m_tokenizer(tmp_path / "hf"))
+    import_model(str(tmp_path / "hf"), tmp_path / "imported", ["source_lang=en", "target_lang=de"])
+    loaded = load_model(tmp_path / "imported")
+    limit = loaded.config.decoding.model_copy(update={"max_length_offset": 2000})
+    loaded = loaded._replace(config=loaded.config.model_copy(update={"decoding": limit}))
+    (tmp_path / "out").mkdir()
+    write_m2m_100(loaded, tmp_path / "out")
+    import_model(str(tmp_path / "out"), tmp_path / "back")
+    assert load_model(tmp_path / "back").config.decoding.max_length_offset == 2000
+
+
+def test_positions_are_recognized_in_weights_in_bf16(tokenizers, tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    random_model(model, tokenizers[True], SMALL_LIMIT, norm="pre", activation="relu", positions="sinusoidal")
+    export_model(model, out, "pegasus")
+    rounded = {name: tensor.bfloat16() for name, tensor in load_file(out / "model.safetensors").items()}
+    save_file(rounded, out / "model.safetensors", metadata={"format": "pt"})
+    import_model(str(out), tmp_path / "back")
+    assert load_model(tmp_path / "back").config.model.positions == "sinusoidal"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["m2m", "nllb", "legacy"])
 def test_imported_models_with_codes_go_back_as_m2m_100(ctranslate2, tmp_path, kind):
@@ -119,7 +143,8 @@ def test_imported_models_with_codes_go_back_as_m2m_100(ctranslate2, tmp_path, ki
     weights = theirs.model.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in ours.model.state_dict().items())
     path = ours.config.tokenizer.model_copy(update={"path": str(out)})
-    assert theirs.config == ours.config.model_copy(update={"tokenizer": path})
+    model = ours.config.model.model_copy(update={"max_positions": 1024})
+    assert theirs.config == ours.config.model_copy(update={"tokenizer": path, "model": model})
     assert theirs.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
     with Translator.load(imported, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
         wanted = [best.text.strip() for best in translator.translate(SOURCES)]
