@@ -13,6 +13,7 @@ checkpoint at the same steps, and makes new ones only after them.
 import logging
 import math
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -66,27 +67,35 @@ class Clock:
         written: list[Plan] = []
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
-        state.plan = plan = self._adapted(state.plan)
-        # The last plan is in effect; it is also `state.plan`.
-        self.plans = [*(each for each in written if each.step < plan.step), plan]
+        plan = self._adapted(state.plan, written)
+        is_new = state.step > 0 and plan not in (state.plan, *written)  # so later ones do not follow it
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
-        self.later = self._from_first(later)  # to be repeated
+        # The last plan is in effect; it is also `state.plan`.
+        self.plans = self._from_first([*(each for each in written if each.step < plan.step), plan])
+        state.plan = self.plans[-1]
+        self.later = self._from_first([] if is_new else later)  # to be repeated
+        self._failed = False  # whether the last plan could not be written
         self._validation: float | None = None  # seconds of the last one, with saving
         self._last: deque[float] = deque(maxlen=RECENT)  # seconds of the last steps
         self._around: list[float] = []  # seconds of the steps just before and just after the last validation
         self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
         self._start = state.step  # of this process
-        self._failed = False  # whether the last plan could not be written
         self._steps = self._seconds = 0.0  # sums over the last steps, of which older ones weigh less
+        if is_new and ranks.is_first:
+            self._write(self.plans)
 
-    def _adapted(self, plan: Plan | None) -> Plan:
+    def _adapted(self, plan: Plan | None, written: Sequence[Plan]) -> Plan:
         """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
         that were taken then count as the share of the new plan that they would be at the same speed, but
-        the warm-up, also of an encoder that was frozen, is not repeated."""
+        the warm-up, also of an encoder that was frozen, is not repeated. If an earlier process has made and
+        `written` such a plan, it stays as it is, although validations may have taken time since."""
         if plan and plan.limits == self.limits:
             return plan
         step, training = self.state.step, self.training
+        for each in written:
+            if step and (each.step, each.limits) == (step, self.limits):
+                return each
         total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
         warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / self.planned_steps
         reached = plan.scheduled_at(step) if plan else step / self.planned_steps
@@ -112,8 +121,16 @@ class Clock:
         deviation = abs(plan.total_steps - current.total_steps) * self._seconds_per_step
         least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
         changes_validation = self.is_due and plan.next_validation != current.next_validation
+        is_new = deviation > least or changes_validation
+        if is_new and not self._write([*self.plans, plan]):
+            return False  # it is tried again after the next step
         self.is_due = False
-        return (deviation > least or changes_validation) and self._write(plan)
+        if is_new:
+            speed = format_duration(self._seconds_per_step)
+            log.info("max_minutes: %d steps in all are planned now (%s per step)", plan.total_steps, speed)
+            self.plans.append(plan)
+            state.plan = plan
+        return is_new
 
     def adopt(self) -> None:
         """Let all ranks have the new plan of rank 0."""
@@ -166,22 +183,20 @@ class Clock:
         remaining = max((left - affordable * validation) / each, shortest, 1)
         total = round(min(step + remaining, self.most))
         next_validation = current.next_validation
+        if next_validation >= current.total_steps:
+            next_validation = total  # the last one
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
         return Plan(step, current.scheduled_at(step), total, next_validation, self.limits)
 
-    def _write(self, plan: Plan) -> bool:
-        """Write a plan and adopt it. If it cannot be written, the current one stays in effect."""
-        plans = [*self.plans, plan]
+    def _write(self, plans: list[Plan]) -> bool:
+        """Write all plans. Returns whether it was possible; otherwise, a new plan must not take effect."""
         try:
             write_atomically(self.file, _PLANS.dump_json(plans, indent=1).decode() + "\n")
         except StorageError as error:
-            if not self._failed:  # otherwise, it is tried again after each step
+            if not self._failed:
                 log.warning("%s; the plan stays the same until the file can be written", error)
             self._failed = True
             return False
         self._failed = False
-        speed = format_duration(self._seconds_per_step)
-        log.info("max_minutes: %d steps in all are planned now (%s per step)", plan.total_steps, speed)
-        self.plans, self.state.plan = plans, plan
         return True

@@ -168,6 +168,59 @@ def test_a_run_is_planned_anew_if_its_limits_change_and_not_if_its_file_of_plans
     assert Clock(tmp_path, training, state, ranks, most=20).plans[-1].total_steps == 20
 
 
+def test_a_plan_for_other_limits_is_made_once(tmp_path):
+    training, ranks = TrainingConfig(max_minutes=2.0, planned_steps=100, schedule="cosine"), single()
+    old = Plan(0, 0.0, 100, 0, (1.0, None))
+    first = Clock(tmp_path, training, TrainState(step=10, seconds=6.0, plan=old), ranks, most=None).plans[-1]
+    assert first.total_steps == 200
+    # The process is killed. Meanwhile, the last validation was repeated, which has taken time.
+    state = TrainState(step=10, seconds=12.0, plan=old)
+    assert Clock(tmp_path, training, state, ranks, most=None).plans[-1] == state.plan == first
+
+
+def test_plans_for_other_limits_do_not_come_back(tmp_path):
+    one, two = (TrainingConfig(max_minutes=m, planned_steps=100, schedule="cosine") for m in (1.0, 2.0))
+    old, later = Plan(0, 0.0, 100, 0, (1.0, None)), Plan(15, 0.15, 90, 0, (1.0, None))
+    (tmp_path / "clock.json").write_text(json.dumps([vars(old), vars(later)]))
+    state = TrainState(step=10, seconds=6.0, plan=old)
+    assert Clock(tmp_path, one, state, single(), most=None).later == [later]
+    state = TrainState(step=12, seconds=7.0, plan=Clock(tmp_path, two, state, single(), most=None).plans[-1])
+    assert Clock(tmp_path, one, state, single(), most=None).later == []
+
+
+def advance(clock: Clock, seconds: float, steps: int = 1) -> list[bool]:
+    """Take steps of some seconds each. Returns after which of them there was a new plan."""
+    found = []
+    for _ in range(steps):
+        clock.state.step += 1
+        clock.state.seconds += seconds
+        found.append(clock.add_step(seconds))
+    return found
+
+
+def test_a_decision_that_could_not_be_written_is_made_later(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="cosine", validate_every=5)
+    clock = Clock(tmp_path, training, TrainState(), single(), most=None)
+    advance(clock, 0.58, steps=10)
+    clock.add_validation(3.0)  # half of the time for all validations, so the next one must wait
+    clock.state.seconds += 3.0
+    with on_file_operation(lambda operation: no_space() if operation.path.match("*.tmp") else None):
+        assert advance(clock, 0.58) == [False]
+    assert advance(clock, 0.58) == [True] and clock.plans[-1].next_validation > 20
+
+
+def test_a_validation_at_the_end_stays_there_if_the_run_becomes_longer(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="cosine", validate_every=5)
+    plan = Plan(10, 0.2, 50, 50, (1.0, None))  # there is no time for another one
+    clock = Clock(tmp_path, training, TrainState(step=10, seconds=10, plan=plan), single(), most=None)
+    assert any(advance(clock, 0.1, steps=39))
+    assert clock.plans[-1].next_validation == clock.plans[-1].total_steps > 50
+
+
+def single() -> Ranks:
+    return Ranks(torch.device("cpu"))
+
+
 # ------------------------------------------------------------------------------------------------- whole runs
 
 
