@@ -78,7 +78,9 @@ class Clock:
         self._validation: float | None = None  # seconds of the last one, with saving
         self._last: deque[float] = deque(maxlen=RECENT)  # seconds of the last steps
         self._around: list[float] = []  # seconds of the steps just before and just after the last validation
-        self.spent = VALIDATION_SHARE * state.seconds  # on validations; assumed for those before this process
+        self.spent = (
+            VALIDATION_SHARE * state.seconds
+        )  # on validations and saving; assumed for those before this process
         self.is_due = state.step == 0  # whether small deviations count
         self._start = state.step  # of this process
         self._steps = self._seconds = 0.0  # sums over the last steps, of which older ones weigh less

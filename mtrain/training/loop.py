@@ -47,6 +47,7 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
         with trainer.progress.bar, closing(trainer.progress), closing(trainer.saver):
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
                 trainer.selection.score_initial_model()
+                _count_validation(trainer, trainer.state.seconds)
             _take_steps(trainer, stop)
     except (DistributedError, RuntimeError, MemoryError) as error:
         if isinstance(error, SynchronizationMemoryError):
@@ -81,19 +82,21 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             trainer.ranks.expect_steps()
             reason = _record_step(trainer)
             trained = state.seconds
+            validates = state.validation_due and not stopped  # a stopped run validates when it is resumed
             if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
                 trainer.saver.save(last=bool(reason or stopped))
-            if state.validation_due and not stopped:  # a stopped run validates when it is resumed
+            if validates:
                 trainer.selection.validate(trainer.saver.is_saved, last=reason is not None)
                 trainer.saver.settle()
                 reason = reason or _finish_if_limit_reached(trainer)
                 trainer.average.discard()
                 if trainer.saver.is_saved():
                     stopped = _agree(trainer, stop)
-                state.seconds += trainer.progress.elapsed()
-                if trainer.clock is not None:
-                    trainer.clock.add_validation(state.seconds - trained)
             state.seconds += trainer.progress.elapsed()
+            if validates:
+                _count_validation(trainer, state.seconds - trained)
+            elif trainer.clock is not None:
+                trainer.clock.spent += state.seconds - trained
             if reason and not state.validation_due:
                 duration = format_duration(state.seconds)
                 log.info("finished after %d steps, %s: %s", state.step, duration, reason)
@@ -184,6 +187,12 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
     return reason
 
 
+def _count_validation(trainer: Trainer, seconds: float) -> None:
+    """Let the clock, if there is one, count a validation that, with saving, took some `seconds`."""
+    if trainer.clock is not None:
+        trainer.clock.add_validation(seconds)
+
+
 def _finish_last_validation(trainer: Trainer) -> None:
     """Repeat a validation that was interrupted, and publish the best weights. Nothing changes if a finished
     run resumes from another checkpoint than its newest."""
@@ -210,10 +219,12 @@ def _validate_checkpoint(trainer: Trainer, last: bool) -> None:
     trainer.selection.publish(last)
     trainer.state.validation_due |= trainer.state.best_step != best
     if trainer.state.validation_due:
+        before = trainer.state.seconds
         _begin(trainer)
         trainer.progress.start()
         with closing(trainer.progress):
             trainer.selection.validate(lambda: True, last=last)
+        _count_validation(trainer, trainer.state.seconds - before)
 
 
 def _begin(trainer: Trainer) -> None:

@@ -136,7 +136,10 @@ class Trainer:
         if windows > 1:
             steps = f"about {steps} in {windows} windows"
         training = self.config.training
-        if self.state.step < (training.encoder_after or 0) and "encoder" not in training.freeze:
+        if (
+            self.scheduled(self.state.step) < (training.encoder_after or 0)
+            and "encoder" not in training.freeze
+        ):
             about = "about " * (self.clock is not None)
             log.info("encoder: frozen for %sthe first %d steps", about, training.encoder_after)
         padding = (100 * share for share in window.plan.padding)

@@ -298,6 +298,29 @@ def test_in_a_run_that_becomes_shorter_the_encoder_is_trained_earlier(
     assert bool((norm != 1).any()) == is_trained
 
 
+def test_every_validation_counts(make_config, machine, monkeypatch):
+    """Also that of the initial model, and one that is repeated after a kill."""
+    counted, real = [], Clock.add_validation
+    monkeypatch.setattr(Clock, "add_validation", lambda *given: (counted.append(given[1]), real(*given)))
+    machine.validation = 2.0
+    initial = fit_on_cpu(make_config("initial", training=RECIPE)) / "model"
+    counted.clear()
+    config = make_config("tuned", training={**RECIPE, "init_from": str(initial)})
+    scores = ModelSelection.scores_of
+
+    def killed(self, model):
+        if self.state.step:
+            raise Killed
+        return scores(self, model)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(ModelSelection, "scores_of", killed)
+        fit_on_cpu(config)
+    assert counted == [2.0]
+    fit_on_cpu(config)
+    assert counted[1] == 2.0 and open_checkpoint(last_checkpoint(Path(config.run_dir))).state.step > 20
+
+
 @pytest.mark.slow
 def test_more_minutes_continue_a_finished_run_whose_rate_rises_and_decays_again(make_config, machine):
     machine.step = 1.0
