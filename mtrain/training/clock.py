@@ -36,7 +36,7 @@ VALIDATION_SHARE = 0.1  # of the time, at most, with saving
 ASSUMED_COST = 0.04  # of a validation, relative to the steps between two validations, until one is measured
 SHORTEST_DECAY = 0.02  # share of the time that the remaining steps may take, even if less is left
 LEAST_STEPS = 3  # that are measured before the first decision
-LEAST_SHARE = 0.02  # of the time, which is measured before the first decision, unless few steps are planned
+LEAST_SHARE = 0.02  # of the time, in which steps are measured before a decision, unless few are planned
 # Deviations of the end that require a new plan, as shares of the time: after a validation, and at any step.
 # At any step, they must also exceed a share of the time that is left, because later plans can correct them.
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25

@@ -30,8 +30,8 @@ def fit(
 ) -> None:
     """Train the model of a config and publish the best weights in `RUN/model`.
 
-    If torchrun has started several processes, each is given a device and a share of the work. Rank 0 alone
-    writes files.
+    If torchrun has started several processes, each is given a device and a share of the work. Rank 0 writes
+    the files of the run.
 
     `resume`: `auto` resumes from the newest valid checkpoint, if there is one; `never` requires a new run
     folder; a path resumes from that checkpoint. When torchrun restarts the processes, it is always `auto`.

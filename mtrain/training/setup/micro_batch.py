@@ -174,7 +174,7 @@ def agree_on_micro_batches(
     """
     own = micro_batch_tokens(config, train, learner, ranks.local_size)
     if config.training.micro_batch_tokens == "auto" and learner.device.type == "cuda":
-        same_gpu = (state.arithmetic or "").startswith(f"{describe_device(learner.device)},")
+        same_gpu = state.arithmetic.startswith(f"{describe_device(learner.device)},")
         if same_gpu and state.micro_batch_tokens:
             own = min(own, max(state.micro_batch_tokens, _longest(config, train)))
     tokens = -int(ranks.all_reduce_max(-own)[0])
