@@ -218,8 +218,8 @@ def make_app(server: Server) -> Starlette:
         await run_in_threadpool(server.batcher.close)
 
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=server.hosts, www_redirect=False)
-    allowed = {"allow_origins": server.origins, "allow_private_network": True}
-    cors = Middleware(CORSMiddleware, **allowed, allow_methods=["*"], allow_headers=["*"])
+    every: Any = {"allow_methods": ["*"], "allow_headers": ["*"], "allow_private_network": True}
+    cors = Middleware(CORSMiddleware, allow_origins=server.origins, **every)
     errors = (HTTPException, MtrainError, TimeoutError, Exception)
     handlers = dict.fromkeys(errors, partial(_on_error, server))
     return Starlette(False, routes, [hosts, cors], handlers, lifespan)

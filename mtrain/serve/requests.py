@@ -28,18 +28,22 @@ MultiPartParser.spool_max_size = sys.maxsize  # no text is written to disk; the 
 async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     """The fields of a request, from its query and its body: JSON or a form. Raises HTTPException if it is
     neither, too slow, or larger than `char_limit` characters can be."""
-    limit, most = _BYTES_PER_CHARACTER * char_limit + 65536, MOST_TEXTS + 100
-    limited = Request(request.scope, _within(limit, request.receive))
+    limit, max_fields = _BYTES_PER_CHARACTER * char_limit + 65536, MOST_TEXTS + 100
+    size = request.headers.get("content-length", "")
+    if size.isdecimal() and int(size[:20]) > limit:  # or else the client would have to send it first
+        raise _too_large(limit)
+    limited = Request(request.scope, _limited(limit, request.receive))
     kind, options = parse_options_header(request.headers.get("content-type"))
     if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # decoding Punycode is slow
         raise HTTPException(415, "the request must be in UTF-8")
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):
             if kind == b"multipart/form-data":
-                fields: Any = _fields_of(await limited.form(max_fields=most, max_part_size=limit))
+                fields: Any = _fields_of(await limited.form(max_fields=max_fields, max_part_size=limit))
             elif kind == b"application/x-www-form-urlencoded":  # starlette reads it as Latin-1
                 text = (await limited.body()).decode()
-                fields = _fields_of(FormData(parse_qsl(text, keep_blank_values=True, max_num_fields=most)))
+                pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=max_fields)
+                fields = _fields_of(FormData([*pairs]))
             else:
                 fields = json.loads(await limited.body() or b"{}")
     except TimeoutError:
@@ -47,23 +51,28 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     except (ValueError, RecursionError, ClientDisconnect):
         fields = None
     if not isinstance(fields, dict):
-        raise HTTPException(400, "the body of the request must be a JSON object or a form")
+        form = f"a form of at most {max_fields} fields"
+        raise HTTPException(400, f"the body of the request must be a JSON object, or {form}")
     return {**request.query_params, **fields}
 
 
-def _within(limit: int, receive: Receive) -> Receive:
+def _limited(limit: int, receive: Receive) -> Receive:
     """`receive`, which raises HTTPException once a body has more than `limit` bytes."""
     left = limit
 
-    async def receive_within() -> Message:
+    async def limited_receive() -> Message:
         nonlocal left
         message = await receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            raise HTTPException(413, f"the request has more than {limit} bytes")
+            raise _too_large(limit)
         return message
 
-    return receive_within
+    return limited_receive
+
+
+def _too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"the request has more than {limit} bytes")
 
 
 def _fields_of(form: FormData) -> dict[str, Any]:
