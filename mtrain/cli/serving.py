@@ -8,7 +8,7 @@ import signal
 import socket
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PACKAGES = ("starlette", "uvicorn", "python_multipart")
-_SECONDS_TO_STOP = 330  # in which the body of a request can arrive, and be translated
 
 
 def serve(
@@ -49,7 +48,8 @@ def serve(
 ) -> None:
     """Serve MODELs to clients of LibreTranslate and of OpenAI's chat API, and on a web page.
 
-    SIGTERM, SIGHUP and Ctrl-C stop the server once all requests are answered. /docs describes the API.
+    SIGTERM, Ctrl-C and other stop signals end the server once all requests are answered. /docs describes the
+    API.
 
     Examples:
         mtrain serve runs/en-de runs/de-en
@@ -67,7 +67,7 @@ def serve(
 
     from mtrain.serve.app import make_app
     from mtrain.serve.models import Models, ServedModel
-    from mtrain.serve.requests import digest_of
+    from mtrain.serve.requests import SECONDS_TO_SEND, digest_of
     from mtrain.serve.server import Server
 
     with _listen(host, port) as listener:
@@ -78,14 +78,21 @@ def serve(
         logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client
         names = [*_LOOPBACK, "[::1]", *map(_host_of, origins)]
         hosts = names if host in _LOOPBACK and not keys else ["*"]  # see `_host_of`
-        app = make_app(Server(catalog, char_limit, [digest_of(key) for key in keys], origins, hosts))
+        server = Server(catalog, char_limit, [digest_of(key) for key in keys], origins, hosts)
         shown = f"[{host}]" if ":" in host else host
         log.info("serving %s at http://%s:%d", catalog.names, shown, listener.getsockname()[1])
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none")
-        config.timeout_graceful_shutdown = _SECONDS_TO_STOP
+        config = uvicorn.Config(
+            make_app(server),
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            ws="none",
+            timeout_graceful_shutdown=round(SECONDS_TO_SEND + server.seconds),
+        )
         # uvicorn has no setting for further signals. Under `nohup`, SIGHUP is ignored.
-        stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN}
-        uvicorn.server.HANDLED_SIGNALS = (*stopping.union(uvicorn.server.HANDLED_SIGNALS),)
+        stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)}
+        handled: Any = (*stopping.union(uvicorn.server.HANDLED_SIGNALS),)
+        uvicorn.server.HANDLED_SIGNALS = handled
         uvicorn.Server(config).run([listener])
 
 
