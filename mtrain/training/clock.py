@@ -68,30 +68,36 @@ class Clock:
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
         plan = self._adapted(state.plan, written)
-        is_new = state.step > 0 and plan not in (state.plan, *written)  # so later ones do not follow it
+        # A new plan belongs to no plan that was written after this step.
+        self._is_new = state.step > 0 and plan not in (state.plan, *written)
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         # The last plan is in effect; it is also `state.plan`.
         self.plans = self._from_first([*(each for each in written if each.step < plan.step), plan])
         state.plan = self.plans[-1]
-        self.later = self._from_first([] if is_new else later)  # to be repeated
+        self.later = self._from_first([] if self._is_new else later)  # to be repeated
         self._failed = False  # whether the last plan could not be written
         self._validation: float | None = None  # seconds of the last one, with saving
         self._last: deque[float] = deque(maxlen=RECENT)  # seconds of the last steps
         self._around: list[float] = []  # seconds of the steps just before and just after the last validation
-        self.spent = (
-            VALIDATION_SHARE * state.seconds
-        )  # on validations and saving; assumed for those before this process
+        # Seconds of validations and saves. Before this process, assumed to be their largest share.
+        self.spent = VALIDATION_SHARE * state.seconds
         self.is_due = state.step == 0  # whether small deviations count
         self._start = state.step  # of this process
         self._steps = self._seconds = 0.0  # sums over the last steps, of which older ones weigh less
-        if is_new and ranks.is_first:
-            self._write(self.plans)
+
+    def begin(self) -> None:
+        """Write the plan for limits that have changed, before training continues. Raises StorageError on all
+        ranks."""
+        with self.ranks.agreed():
+            if self._is_new and self.ranks.is_first:
+                self._write(self.plans)
 
     def _adapted(self, plan: Plan | None, written: Sequence[Plan]) -> Plan:
         """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
         that were taken then count as the share of the new plan that they would be at the same speed, but
-        the warm-up, also of an encoder that was frozen, is not repeated. If an earlier process has made and
-        `written` such a plan, it stays as it is, although validations may have taken time since."""
+        the warm-up, also of an encoder that was frozen, is not repeated. If an earlier process has `written`
+        a plan for these limits at this step, it is used again, although a repeated validation may have taken
+        time since."""
         if plan and plan.limits == self.limits:
             return plan
         step, training = self.state.step, self.training
@@ -124,7 +130,7 @@ class Clock:
         least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
         changes_validation = self.is_due and plan.next_validation != current.next_validation
         is_new = deviation > least or changes_validation
-        if is_new and not self._write([*self.plans, plan]):
+        if is_new and not self._can_write([*self.plans, plan]):
             return False  # it is tried again after the next step
         self.is_due = False
         if is_new:
@@ -185,16 +191,16 @@ class Clock:
         remaining = max((left - affordable * validation) / each, shortest, 1)
         total = round(min(step + remaining, self.most))
         next_validation = current.next_validation
-        if next_validation >= current.total_steps:
+        if next_validation == current.total_steps:
             next_validation = total  # the last one
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
         return Plan(step, current.scheduled_at(step), total, next_validation, self.limits)
 
-    def _write(self, plans: list[Plan]) -> bool:
-        """Write all plans. Returns whether it was possible; otherwise, a new plan must not take effect."""
+    def _can_write(self, plans: list[Plan]) -> bool:
+        """Write all plans, if possible. Returns whether it was. If not, a new plan must not take effect."""
         try:
-            write_atomically(self.file, _PLANS.dump_json(plans, indent=1).decode() + "\n")
+            self._write(plans)
         except StorageError as error:
             if not self._failed:
                 log.warning("%s; the plan stays the same until the file can be written", error)
@@ -202,3 +208,6 @@ class Clock:
             return False
         self._failed = False
         return True
+
+    def _write(self, plans: list[Plan]) -> None:
+        write_atomically(self.file, _PLANS.dump_json(plans, indent=1).decode() + "\n")

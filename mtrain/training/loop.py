@@ -48,6 +48,8 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
                 trainer.selection.score_initial_model()
                 _count_validation(trainer, trainer.state.seconds)
+            if trainer.clock is not None:
+                trainer.clock.begin()
             _take_steps(trainer, stop)
     except (DistributedError, RuntimeError, MemoryError) as error:
         if isinstance(error, SynchronizationMemoryError):
@@ -83,7 +85,8 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             reason = _record_step(trainer)
             trained = state.seconds
             validates = state.validation_due and not stopped  # a stopped run validates when it is resumed
-            if state.validation_due or state.step % trainer.config.training.checkpoint_every == 0 or stopped:
+            saves = validates or state.step % trainer.config.training.checkpoint_every == 0 or bool(stopped)
+            if saves:
                 trainer.saver.save(last=bool(reason or stopped))
             if validates:
                 trainer.selection.validate(trainer.saver.is_saved, last=reason is not None)
@@ -95,7 +98,7 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
             state.seconds += trainer.progress.elapsed()
             if validates:
                 _count_validation(trainer, state.seconds - trained)
-            elif trainer.clock is not None:
+            elif saves and trainer.clock is not None:
                 trainer.clock.spent += state.seconds - trained
             if reason and not state.validation_due:
                 duration = format_duration(state.seconds)
@@ -188,8 +191,9 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
 
 
 def _count_validation(trainer: Trainer, seconds: float) -> None:
-    """Let the clock, if there is one, count a validation that, with saving, took some `seconds`."""
-    if trainer.clock is not None:
+    """Let the clock, if there is one, count a validation that, with saving, took some `seconds`; 0 if it has
+    failed."""
+    if trainer.clock is not None and seconds:
         trainer.clock.add_validation(seconds)
 
 

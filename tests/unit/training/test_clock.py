@@ -171,7 +171,10 @@ def test_a_run_is_planned_anew_if_its_limits_change_and_not_if_its_file_of_plans
 def test_a_plan_for_other_limits_is_made_once(tmp_path):
     training, ranks = TrainingConfig(max_minutes=2.0, planned_steps=100, schedule="cosine"), single()
     old = Plan(0, 0.0, 100, 0, (1.0, None))
-    first = Clock(tmp_path, training, TrainState(step=10, seconds=6.0, plan=old), ranks, most=None).plans[-1]
+    clock = Clock(tmp_path, training, TrainState(step=10, seconds=6.0, plan=old), ranks, most=None)
+    assert not clock.file.exists()  # until it trains, it may turn out that it has already finished
+    clock.begin()
+    first = clock.plans[-1]
     assert first.total_steps == 200
     # The process is killed. Meanwhile, the last validation was repeated, which has taken time.
     state = TrainState(step=10, seconds=12.0, plan=old)
@@ -184,7 +187,9 @@ def test_plans_for_other_limits_do_not_come_back(tmp_path):
     (tmp_path / "clock.json").write_text(json.dumps([vars(old), vars(later)]))
     state = TrainState(step=10, seconds=6.0, plan=old)
     assert Clock(tmp_path, one, state, single(), most=None).later == [later]
-    state = TrainState(step=12, seconds=7.0, plan=Clock(tmp_path, two, state, single(), most=None).plans[-1])
+    other = Clock(tmp_path, two, state, single(), most=None)
+    other.begin()
+    state = TrainState(step=12, seconds=7.0, plan=other.plans[-1])
     assert Clock(tmp_path, one, state, single(), most=None).later == []
 
 
@@ -215,6 +220,16 @@ def test_a_validation_at_the_end_stays_there_if_the_run_becomes_longer(tmp_path)
     clock = Clock(tmp_path, training, TrainState(step=10, seconds=10, plan=plan), single(), most=None)
     assert any(advance(clock, 0.1, steps=39))
     assert clock.plans[-1].next_validation == clock.plans[-1].total_steps > 50
+
+
+def test_a_planned_validation_is_kept_if_the_run_becomes_shorter_and_then_longer(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="cosine", validate_every=5)
+    plan = Plan(10, 0.1, 100, 70, (1.0, None))
+    clock = Clock(tmp_path, training, TrainState(step=10, seconds=6, plan=plan), single(), most=None)
+    advance(clock, 2.0, steps=8)
+    assert clock.plans[-1].total_steps < 70
+    advance(clock, 0.1, steps=25)
+    assert clock.plans[-1].total_steps > 70 == clock.plans[-1].next_validation
 
 
 def single() -> Ranks:
@@ -301,7 +316,12 @@ def test_in_a_run_that_becomes_shorter_the_encoder_is_trained_earlier(
 def test_every_validation_counts(make_config, machine, monkeypatch):
     """Also that of the initial model, and one that is repeated after a kill."""
     counted, real = [], Clock.add_validation
-    monkeypatch.setattr(Clock, "add_validation", lambda *given: (counted.append(given[1]), real(*given)))
+
+    def count(clock, seconds):
+        counted.append(seconds)
+        real(clock, seconds)
+
+    monkeypatch.setattr(Clock, "add_validation", count)
     machine.validation = 2.0
     initial = fit_on_cpu(make_config("initial", training=RECIPE)) / "model"
     counted.clear()
