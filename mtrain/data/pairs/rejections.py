@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.sections.filters import RULES
-from mtrain.errors import ModelError
+from mtrain.errors import DataError, ModelError
 from mtrain.storage.atomic import replacing
 from mtrain.storage.manifest import reading
 
@@ -56,6 +56,12 @@ class Rejections(NamedTuple):
 def format_counts(counts: dict[str, int]) -> str:
     """The number of pairs for each reason, as text."""
     return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+
+
+def no_pair_left(dropped: dict[str, int]) -> DataError:
+    """The error if no training pair is left, with the number of pairs that were dropped for each reason."""
+    reasons = format_counts(dropped) or "none, the corpora are empty"
+    return DataError(f"no training pair is left; dropped: {reasons}")
 
 
 def read_rejections(folder: Path, sizes: Sequence[int], sha256: str) -> Rejections:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mtrain.config.sections.corpora import Holdout, name_of
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.pairs.rejections import REJECTIONS, Rejections, format_counts, read_rejections
+from mtrain.data.pairs.rejections import REJECTIONS, Rejections, no_pair_left, read_rejections
 from mtrain.data.preparing.check_report import record_findings
 from mtrain.data.preparing.encode_shards import Encoder, ShardWriter
 from mtrain.data.preparing.inputs import has_same_pairs
@@ -74,8 +74,7 @@ class FolderEncoder(NamedTuple):
             described = _describe_shards(folder.path, len(self.data.train), infos)
             if not sum(described["kept"]):
                 (folder.path / SUMMARY).unlink()  # so that the folder counts as empty
-                reasons = format_counts(described["dropped"]) or "none, the corpora are empty"
-                raise DataError(f"no training pair is left; dropped: {reasons}")
+                raise no_pair_left(described["dropped"])
             folder.write_summary({**folder.summary, **described})
 
     def repair(self, problem: str, buckets: Sequence[int], reported: Container[int]) -> Contents:

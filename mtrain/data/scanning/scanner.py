@@ -20,7 +20,7 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES
 from mtrain.data import COMPRESSION, Pair
 from mtrain.data.pairs.filters import BlockFilter, FilteredBlock, RejectionRecorder
-from mtrain.data.pairs.rejections import EMPTY, Rejections, format_counts
+from mtrain.data.pairs.rejections import EMPTY, Rejections, no_pair_left
 from mtrain.data.reading.blocks import BLOCK, Block, RawBlock, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
@@ -34,7 +34,6 @@ from mtrain.data.scanning.samples import (
     draw_candidates,
     sample_block,
 )
-from mtrain.errors import DataError
 from mtrain.processes.cores import count_cores
 from mtrain.processes.pool import map_tasks
 from mtrain.progress_bar import ProgressBar
@@ -120,9 +119,9 @@ class ScanResult:
 
     def require_text(self) -> None:
         """Raise DataError if `data.filters` leave no pair."""
-        if self.rejections and not len(self.text):
-            dropped = format_counts(self.rejections.counts()) or "none, the corpora are empty"
-            raise DataError(f"no training pair is left; dropped: {dropped}")
+        counts = self.rejections.counts() if self.rejections else {}
+        if self.rejections and sum(counts.values()) == len(self.rejections.codes):
+            raise no_pair_left(counts)
 
 
 @dataclass
