@@ -89,7 +89,7 @@ def tokenize(
     from mtrain.training.setup.tokenizer import tokenize as make_tokenizer
 
     loaded = options.load_config(config, set_, run_dir)
-    check_corpora(loaded.data)
+    check_corpora(loaded.data, test_sets=False)
     tokenizer = make_tokenizer(loaded, force)
     print_to_stdout("\n".join(map(str, tokenizer.files)))
     terminal.suggest("tokenizer saved; next", fit_command(config, run_dir, set_))
@@ -159,7 +159,7 @@ def clean(
     from mtrain.data.reading.files import input_files
 
     data = options.load_config(config, set_).data
-    check_corpora(data.model_copy(update={"test": {}}))  # test sets are not read, and may be downloads
+    check_corpora(data, test_sets=False)
     inputs = [config, *input_files(data)]
     for file in (output, rejected):
         require_writable(file, inputs)

@@ -141,9 +141,10 @@ def differ_only_in_paths(one: Inputs, other: Inputs) -> bool:
     return one.contents == other.contents and settings[0] == settings[1]
 
 
-def check_corpora(data: DataConfig, folder: DataFolder | None = None) -> None:
+def check_corpora(data: DataConfig, folder: DataFolder | None = None, test_sets: bool = True) -> None:
     """Raise DataError if a file that the config names does not exist. If the pairs of all missing files of
-    the training and validation corpora are in the data folder, that is logged instead."""
+    the training and validation corpora are in the data folder, that is logged instead. Without `test_sets`,
+    these may be missing, and are not downloaded."""
     corpora = train_and_validation(data)
     in_folder = [None] * len(corpora) if folder is None else hashes_of_missing(data, folder)
     for index, (corpus, content) in enumerate(zip(corpora, in_folder, strict=True)):
@@ -156,7 +157,7 @@ def check_corpora(data: DataConfig, folder: DataFolder | None = None) -> None:
             raise
     if folder is not None and any(in_folder):
         log.info("data: using the pairs in %s without the raw files", folder.path)
-    for name, test in data.test.items():
+    for name, test in data.test.items() if test_sets else ():
         try:
             files_of(test)
         except DataError as error:
