@@ -71,14 +71,13 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
 
 
 def _lines_of_reference(corpus: Corpus, files: Sequence[Path]) -> list[str]:
-    """The lines of a further reference of a test set. Raises DataError if there is a file for each source
-    file, and one is not as long as its source file."""
+    """The lines of a further reference of a test set. Raises DataError if one of several files has another
+    number of lines than its source file."""
     lines = [read_text(file) for file in files]
     if isinstance(corpus, TextTestSet) and len(files) > 1:
         sources = (source for source, _ in files_by_pair(corpus))
         for source, file, found in zip(sources, files, lines, strict=True):
-            if len(found) != (count := len(read_text(source))):
-                raise DataError(f"{source} has {count} lines but {file} has {len(found)} lines")
+            require_counts([(file, found)], str(source), len(read_text(source)))
     return [line for found in lines for line in found]
 
 

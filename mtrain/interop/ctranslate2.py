@@ -85,7 +85,8 @@ def masked_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Ten
 def _positions(loaded: LoadedModel, target: bool) -> Tensor:
     """The positional encodings, for as many positions as mtrain may use."""
     model, longest = loaded.model, loaded.config.max_length
-    length = max(longest, max_output_length(loaded.config.decoding, longest), MIN_POSITIONS)
+    translation = max_output_length(loaded.config.decoding, longest) + bool(loaded.tokenizer.source.codes)
+    length = max(longest, translation, MIN_POSITIONS)
     if model.config.positions == "learned":
         length = model.config.max_positions
     learned = model.learned_target_positions if target else model.learned_positions

@@ -95,8 +95,8 @@ def write_m2m_100(loaded: LoadedModel, folder: Path) -> None:
 
 
 def _with_positions(loaded: LoadedModel) -> ModelConfig:
-    """The settings of a model with enough positions for its translations, with the code of their language;
-    other programs generate no more tokens. Learned positions cannot be added."""
+    """The settings of a model with as many positions as its longest translation has tokens, with the code of
+    its language. Learned positions are kept."""
     model = loaded.model.config
     longest = _longest_output(loaded) + bool(loaded.tokenizer.source.codes)
     positions = max(model.max_positions, MIN_POSITIONS, longest)

@@ -67,7 +67,7 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
         [scored] = translator.score_batch([pieces_of(row)], outputs, max_input_length=0)
         return list(scored.log_probs)
 
-    same = {"forbidden_ids", "max_length_ratio", "max_length_offset"}  # the table of positions has a limit
+    same = {"forbidden_ids", "max_length_ratio", "max_length_offset"}  # which the exported positions cover
     decoding = DecodingConfig(beam_size=1, **loaded.config.decoding.model_dump(include=same))
     return Exported(decoding, translate, log_probs)
 

@@ -355,10 +355,12 @@ def test_an_engine_that_translates_otherwise_is_noticed(model_of, tmp_path, monk
 
 def test_texts_of_which_mtrain_reads_only_the_beginning_are_not_compared(model_of, tmp_path, monkeypatch):
     texts: list[str] = []
-    monkeypatch.setattr(
-        "mtrain.interop.bergamot.engine.translate_with_engine",
-        lambda engine, folder, given, int8: texts.extend(given) or given,
-    )
+
+    def translate(engine, folder, given, int8):
+        texts.extend(given)
+        return given
+
+    monkeypatch.setattr("mtrain.interop.bergamot.engine.translate_with_engine", translate)
     loaded = load_model(model_of(JOINT))
     loaded = loaded._replace(config=loaded.config.model_copy(update={"max_length": 8}))
     given = [(f"{length} tokens", [5] * (length - 1) + [3]) for length in (7, 8)]

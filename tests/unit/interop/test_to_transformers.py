@@ -102,8 +102,7 @@ def test_log_probabilities_of_every_preset_are_equal(tokenizers, tmp_path, prese
     assert float(summary.split()[-2]) < 1e-5
 
 
-def test_translations_may_be_longer_than_training_sentences(tmp_path):
-    """As of a model that was imported, and fine-tuned with a small `data.max_length`."""
+def test_the_longest_translation_has_a_position_for_each_token(tmp_path):
     make(tmp_path / "hf", write_m2m_tokenizer(tmp_path / "hf"))
     import_model(str(tmp_path / "hf"), tmp_path / "imported", ["source_lang=en", "target_lang=de"])
     loaded = load_model(tmp_path / "imported")
