@@ -22,18 +22,16 @@ _MODEL = "model"
 def write_argos(loaded: LoadedModel, folder: Path, quantization: str | None) -> Path:
     """Write the files of a package to an empty folder. Returns the folder of the CTranslate2 model.
 
-    Raises ModelError if a language is unknown, or if there are two SentencePiece models.
+    Raises ModelError if a language is unknown.
     """
     config, model = loaded.config, folder / _MODEL
     for code in (config.source_lang, config.target_lang):
         if find_language(code) is None:
             raise ModelError(f"argos needs the codes of both languages; {code} is not a code of ISO 639")
-    spm = loaded.tokenizer.source.processor.serialized_model_proto()
-    if spm != loaded.tokenizer.target.processor.serialized_model_proto():
-        raise ModelError("argos does not support a tokenizer with a SentencePiece model for each language")
     write_ctranslate2(loaded, model, quantization)
     for file in loaded.tokenizer.files:
         (model / file.name).unlink()
+    spm = loaded.tokenizer.source.processor.serialized_model_proto()
     (folder / "sentencepiece.model").write_bytes(spm)
     sides = {"from": config.source_lang, "to": config.target_lang}
     described = {

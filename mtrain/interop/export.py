@@ -14,7 +14,7 @@ from mtrain.interop.argos import pack_argos, write_argos
 from mtrain.interop.bergamot.engine import compare_with_engine, find_engine
 from mtrain.interop.bergamot.write import name_for_firefox, write_bergamot
 from mtrain.interop.ctranslate2 import write_ctranslate2
-from mtrain.interop.formats import concrete_format, cure, unsupported_reason
+from mtrain.interop.formats import concrete_format, cure, unsupported_reason, unsupported_tokenizer
 from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
 from mtrain.interop.verify import open_bergamot, open_ctranslate2, open_transformers, sentences_of, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
@@ -45,6 +45,9 @@ def export_model(
         found = f"{model}: {format} does not support this model: {reason}"
         raise ModelError(f"{found}; {cure(loaded.config, format, '--format ')}")
     format = concrete_format(loaded.config, format)
+    if reason := unsupported_tokenizer(loaded.tokenizer, format):
+        found = f"{model}: {format} does not support this model: {reason}"
+        raise ModelError(f"{found}; use --format ctranslate2")
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     given = sentences_of(loaded, texts)
     lines: list[str] = []

@@ -8,6 +8,8 @@ from mtrain.config.languages import LanguageTags
 from mtrain.config.schema import Config, Format, ModelFolderConfig
 from mtrain.config.sections.model import Architecture
 from mtrain.errors import UsageError
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.vocabulary import Vocabulary
 
 # Of exported sinusoidal encodings, which are constants there. Longer texts are an error in other programs, or
 # are encoded in another way.
@@ -74,6 +76,24 @@ def _settings_of_bergamot(model: Architecture) -> str | None:
     return ", ".join(f"model.{setting}" for setting, holds in wanted.items() if not holds) or None
 
 
+def unsupported_tokenizer(tokenizer: Tokenizer, format: Format) -> str | None:
+    """Why a concrete format does not support a tokenizer; None if it does. CTranslate2 supports all."""
+    sides = tokenizer.source, tokenizer.target
+    models = {each.processor.serialized_model_proto() for each in sides}
+    if format in ("argos", "pegasus") and len(models) > 1:
+        return "its tokenizer has a SentencePiece model for each language"
+    if format == "bergamot" and not all(map(_has_own_ids, sides)):
+        return "its tokenizer has other ids than SentencePiece, in vocab.json"
+    return None
+
+
+def _has_own_ids(vocabulary: Vocabulary) -> bool:
+    """Whether the ids of a vocabulary are those of its SentencePiece model. Others may follow them."""
+    own = vocabulary.processor.id_to_piece(list(range(len(vocabulary.processor))))
+    pairs = enumerate(zip(own, vocabulary.pieces, strict=False))
+    return all(theirs in (piece, f"<no piece {i}>") for i, (piece, theirs) in pairs)
+
+
 def cure(config: Config | ModelFolderConfig, format: Format, option: str = "") -> str:
     """What to do if a format, which an option may name, does not support a translation model."""
     if format == "bergamot" and _tags(config) == "none":
@@ -82,14 +102,16 @@ def cure(config: Config | ModelFolderConfig, format: Format, option: str = "") -
     return f"use {option}{'ctranslate2' if needs_ctranslate2 else 'transformers'}"
 
 
-def require_exports(config: Config) -> None:
-    """Raise UsageError if the model rules out a format in `export.require`."""
+def require_exports(config: Config, tokenizer: Tokenizer | None = None) -> None:
+    """Raise UsageError if the model, or its tokenizer if that exists already, rules out a format in
+    `export.require`."""
     for format in config.export.require:
+        found = f"export.require: {format} does not support this model"
         if reason := unsupported_reason(config, format):
-            found = f"export.require: {format} does not support this model: {reason}"
-            raise UsageError(
-                f"{found}; {'leave it out' if config.model.is_classifier else cure(config, format)}"
-            )
+            advice = "leave it out" if config.model.is_classifier else cure(config, format)
+            raise UsageError(f"{found}: {reason}; {advice}")
+        if tokenizer and (reason := unsupported_tokenizer(tokenizer, concrete_format(config, format))):
+            raise UsageError(f"{found}: {reason}; use ctranslate2")
 
 
 def describe_exports(config: Config) -> str:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.model import ModelConfig
-from mtrain.errors import ModelError
 from mtrain.interop.formats import MIN_POSITIONS
 from mtrain.interop.generation_config import generation_from_decoding, max_output_length, not_exportable
 from mtrain.interop.huggingface import SENTENCEPIECE
@@ -53,15 +52,9 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
 
 
 def write_pegasus(loaded: LoadedModel, folder: Path) -> None:
-    """Write a pre-norm model with tied embeddings to an empty folder, for transformers to load.
-
-    Raises ModelError if the tokenizer has two SentencePiece models.
-    """
-    vocabulary, target = loaded.tokenizer.source, loaded.tokenizer.target
-    spm = vocabulary.processor.serialized_model_proto()
-    if spm != target.processor.serialized_model_proto():
-        raise ModelError("pegasus does not support a tokenizer with a SentencePiece model for each language")
-    model = _with_positions(loaded)
+    """Write a pre-norm model with tied embeddings and one SentencePiece model to an empty folder, for
+    transformers to load."""
+    vocabulary, model = loaded.tokenizer.source, _with_positions(loaded)
     tensors = to_pegasus(loaded.model, model.max_positions)
     # CTranslate2's converter takes <pad> for the start token. Padding is masked, so its id may be any.
     model = model.model_copy(update={"pad_id": model.bos_id})
@@ -72,7 +65,7 @@ def write_pegasus(loaded: LoadedModel, folder: Path) -> None:
     start = vocabulary.pieces[model.bos_id]
     names = {"tokenizer_class": "Speech2TextTokenizer", "bos_token": start, "pad_token": start}
     _write_tokenizer(loaded, folder, names)
-    (folder / SENTENCEPIECE).write_bytes(spm)
+    (folder / SENTENCEPIECE).write_bytes(vocabulary.processor.serialized_model_proto())
     _write_json(folder / "vocab.json", _ids(vocabulary))
 
 

@@ -32,8 +32,7 @@ def write_bergamot(loaded: LoadedModel, folder: Path, int8: bool, rows: Sequence
     """Write a model to an empty folder, with its vocabularies and settings. The attention head for word
     alignments is chosen on `rows`, lists of source ids.
 
-    Raises ModelError if the languages are unknown, or if the ids of the vocabularies are not those of their
-    SentencePiece models.
+    Raises ModelError if the languages are unknown.
     """
     languages_of(loaded.config)
     model, tokenizer = loaded.model.config, loaded.tokenizer
@@ -79,12 +78,7 @@ def _rounded_up(size: int) -> int:
 def _sentencepiece_model(vocabulary: Vocabulary, size: int) -> bytes:
     """The serialized model of a vocabulary, with pieces added up to a size."""
     processor = vocabulary.processor
-    own = processor.id_to_piece(list(range(len(processor))))
-    named = zip(own, vocabulary.pieces, strict=False)
-    if any(theirs not in (piece, f"<no piece {i}>") for i, (piece, theirs) in enumerate(named)):
-        problem = "bergamot needs the ids of SentencePiece, but this tokenizer has other ids, in vocab.json"
-        raise ModelError(f"{problem}; use --format ctranslate2")
-    names = [f"<unused {i}>" for i in range(len(own), size)]
+    names = [f"<unused {i}>" for i in range(len(processor), size)]
     return with_control_pieces(processor.serialized_model_proto(), names)
 
 

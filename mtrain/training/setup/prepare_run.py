@@ -30,6 +30,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.setup.resolve import inherit_settings, resolve_config
 from mtrain.training.setup.run_folder import locked_run_folder, open_run, record_initial_model, write_config
 from mtrain.training.setup.tokenizer import (
+    existing_tokenizer,
     learns_tokenizer,
     prepare_tokenizer,
     tokenizer_normalizers,
@@ -104,9 +105,9 @@ def prepare_only(config: Config, workers: int | None = None) -> Path:
 
 def check_exports(config: Config) -> None:
     """Raise UsageError if the model rules out a format in `export.require`, also if another model, from which
-    settings come, does."""
+    settings or the tokenizer come, does."""
     if config.export.require:  # else, the other model may be missing by now
-        require_exports(inherit_settings(config).config)
+        require_exports(inherit_settings(config).config, existing_tokenizer(config))
 
 
 def require_metrics(config: Config) -> None:

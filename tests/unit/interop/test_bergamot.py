@@ -24,7 +24,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.data.reading.files import toy_pairs
 from mtrain.decoding.translate import Translator
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, UsageError
 from mtrain.interop.bergamot.engine import compare_with_engine, translate_with_engine
 from mtrain.interop.bergamot.heads import choose_head, with_head_first
 from mtrain.interop.export import export_model
@@ -32,6 +32,7 @@ from mtrain.interop.import_model import import_model
 from mtrain.interop.verify import sentences_of
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
+from mtrain.training.setup.prepare_run import check_exports
 from tests.support.bergamot import engine, log_probs, read_binary
 from tests.support.cli import one_line
 from tests.support.random_models import SOURCES, random_model
@@ -144,7 +145,21 @@ def test_a_model_of_marian_is_imported_with_equal_probabilities(model_of, tmp_pa
     ours[:, 7] = -torch.inf
     possible = [i for i in range(ours.size(1)) if i != 7]
     torch.testing.assert_close(theirs[:, possible], ours.log_softmax(-1)[:, possible], atol=1e-4, rtol=0)
-    if not joint:  # fine-tuned, it leaves again, although it has one token more than its SentencePiece model
+    if joint:
+        names = [*ids]
+        ids[names[20]], ids[names[21]] = ids[names[21]], ids[names[20]]
+        (folder / "vocab.yml").write_text(yaml.safe_dump(ids, allow_unicode=True), "utf-8")
+        import_model(str(folder), tmp_path / "other", ["source_lang=en", "target_lang=fr"])
+        reason = "bergamot does not support this model: its tokenizer has other ids than SentencePiece, "
+        with pytest.raises(ModelError, match=reason):
+            export_model(tmp_path / "other", tmp_path / "again", "bergamot", texts=SOURCES)
+        corpora = {"train": {"toy": "train"}, "validation": {"toy": "test"}}
+        data = {"source_lang": "en", "target_lang": "fr", **corpora}
+        training = {"init_from": str(tmp_path / "other"), "max_steps": 1}
+        given = {"run_dir": str(tmp_path / "run"), "data": data, "training": training}
+        with pytest.raises(UsageError, match=reason):
+            check_exports(validate(Config, {**given, "export": {"require": ["bergamot"]}}, "test"))
+    else:  # fine-tuned, it leaves again, although it has one token more than its SentencePiece model
         [summary] = export_model(tmp_path / "back", tmp_path / "again", "bergamot", texts=SOURCES)
         assert summary.startswith("8 sentences: 8 translations identical (greedy)")
 

@@ -10,6 +10,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS
 from mtrain.errors import UsageError
 from mtrain.interop.formats import require_exports
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 
 def config_with(required: str, data: dict[str, Any] | None = None, **sections: Any) -> Config:
@@ -63,3 +64,12 @@ def test_a_model_that_rules_out_a_required_format_is_an_error(required, sections
     expected = re.escape(f"export.require: {required} does not support this model: {reason}")
     with pytest.raises(UsageError, match=expected):
         require_exports(config_with(required, **sections))
+
+
+@pytest.mark.parametrize("required", ["argos", "transformers"])
+def test_a_tokenizer_with_two_sentencepiece_models_rules_out_some_formats(tokenizers, required):
+    """They may have one vocabulary, like the published Marian models."""
+    two = Tokenizer(tokenizers[False])
+    require_exports(config_with("ctranslate2"), two)
+    with pytest.raises(UsageError, match="has a SentencePiece model for each language; use ctranslate2"):
+        require_exports(config_with(required), two)

@@ -12,7 +12,6 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.presets import PRESETS
 from mtrain.decoding.translate import Translator
-from mtrain.errors import ModelError
 from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
 from mtrain.interop.to_transformers import write_m2m_100
@@ -174,14 +173,3 @@ def test_imported_models_with_codes_go_back_as_m2m_100(ctranslate2, tmp_path, ki
     card = (tmp_path / "direct" / "README.md").read_text()
     row = f'[*pieces, "</s>", "{codes[0]}"]' if kind == "legacy" else f'["{codes[0]}", *pieces]'
     assert f"row = {row}" in card and f'target_prefix=[["{codes[1]}"]]' in card
-
-
-def test_a_tokenizer_with_two_sentencepiece_models_is_an_error(tokenizers, tmp_path):
-    """They may have one vocabulary, like the published Marian models."""
-    model = random_model(tmp_path / "model", tokenizers[True], norm="pre")
-    loaded, other = load_model(model), tokenizers[False] / "target.model"
-    loaded.tokenizer.target = type(loaded.tokenizer.source)(other)
-    from mtrain.interop.to_transformers import write_pegasus
-
-    with pytest.raises(ModelError, match="a tokenizer with a SentencePiece model for each language"):
-        write_pegasus(loaded, tmp_path)
