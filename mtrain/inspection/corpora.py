@@ -14,7 +14,7 @@ from mtrain.errors import DataError
 from mtrain.inspection.choose_sides import ChosenSides, FoundText
 from mtrain.inspection.file_groups import Group, Roles
 from mtrain.inspection.files import Kind
-from mtrain.inspection.table_columns import read_table
+from mtrain.inspection.table_columns import Table, read_table
 from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
@@ -99,10 +99,19 @@ def spec_of(group: Group, kind: Kind, sides: ChosenSides) -> dict[str, Any]:
     source, target = sides.source.key, sides.target.key
     if kind != "tsv":
         return {kind: file, "source_field": source, "target_field": target}
-    columns = {"source_column": source, "target_column": target} if (source, target) != (0, 1) else {}
     table = read_table(expand(file)[0], kind)
+    source, target = (_number_of(side, table) for side in (sides.source, sides.target))
+    columns = {"source_column": source, "target_column": target} if (source, target) != (0, 1) else {}
     flags = {"header": table.header, "quotes": table.quotes}
     return {kind: file, **columns, **{key: True for key, value in flags.items() if value}}
+
+
+def _number_of(side: FoundText, table: Table) -> int:
+    """The number of a side's column. A header may have the name of the side in another place than the first
+    file."""
+    number, names = cast(int, side.key), [column.name for column in table.columns]
+    is_there = names[number : number + 1] == [side.name]  # several columns may have this name
+    return number if is_there or not table.header or side.name not in names else names.index(side.name)
 
 
 def _file_of(group: Group, side: FoundText) -> str:

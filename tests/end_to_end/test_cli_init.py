@@ -160,6 +160,16 @@ def test_validation_and_test_files(mtrain):
     assert load_config("fr-en.yaml").data.validation[0].source == "val.fr"
 
 
+def test_columns_of_each_table_are_found_by_their_names(mtrain):
+    tsv_file("train.tsv", ["en", *SOURCES], ["fr", *TARGETS])
+    tsv_file("dev.tsv", ["fr", *TARGETS], ["en", *SOURCES])
+    tsv_file("test.tsv", ["id", *map(str, range(len(PAIRS)))], ["en", *SOURCES], ["fr", *TARGETS])
+    assert mtrain("init", "train.tsv", "--validation", "dev.tsv", "--test", "test.tsv")[0] == 0
+    data = load_config(CONFIG).data
+    for corpora in (data.train, data.validation, [data.test["test"]]):
+        assert list(good_pairs(corpora, "error")) == PAIRS
+
+
 def test_validation_and_test_files_of_the_sides(mtrain):
     for role in ("train", "dev", "test"):
         text_files(f"src-{role}.txt", f"tgt-{role}.txt", 20)
