@@ -135,8 +135,12 @@ def languages_in(words: Sequence[str], least: int = 2) -> list[str]:
 
 
 def languages_of_pair(name: str) -> list[str]:
-    """The codes of the two languages in a name such as `train.en-csb.tsv`; empty if there is no such pair."""
-    found = languages_in(words_of(name))
+    """The codes of the two languages in a name such as `train.en-csb.tsv`; empty if there is no such pair. In
+    `en-to-de.tsv`, `to` is not the code of Tongan."""
+    words = words_of(name)
+    found = languages_in(words)
+    if len(set(found)) > 2:
+        found = languages_in([word for word in words if word.lower() != "to"])
     if len(set(found)) != 2 and (match := _PAIR.search(name)):
         found = languages_in(match.groups(), 1)
     codes = [*dict.fromkeys(found)]

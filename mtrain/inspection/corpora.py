@@ -1,10 +1,12 @@
 """What `mtrain init` finds in corpora: how a config describes them, their pairs, and how many there are."""
 
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
 
+from mtrain.config.languages import is_same_language
 from mtrain.config.sections.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
 from mtrain.data.reading.blocks import parse_block, read_blocks
@@ -48,16 +50,21 @@ def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: ChosenSide
     Raises the errors of `inspect_corpus` for the others.
     """
     train, validation, test = ([inspect_corpus(group, kind, sides) for group in groups] for groups in roles)
-    given = {file for groups in roles for group in groups for file in group.files}
+    given = {path for groups in roles for group in groups for path in _paths(group)}
     for found, groups in ((validation, siblings.validation), (test, siblings.test)):
         for group in groups if not found else ():
-            if given & {*group.files}:
+            if given & _paths(group):
                 continue
             try:
                 found.append(inspect_corpus(group, kind, sides))
             except DataError as error:
                 log.warning("not used: %s", error)
     return Inspected(train, validation, test)
+
+
+def _paths(group: Group) -> set[Path]:
+    """The files of a group, however their names are written."""
+    return {path.resolve() for name in group.files for path in expand(name)}
 
 
 def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCorpus:
@@ -118,6 +125,8 @@ def _file_of(group: Group, side: FoundText) -> str:
     """The file of a side. Files of one group are in any order if their names have their languages."""
     if side.named is None or not all(group.languages):
         return group.files[cast(int, side.key)]
-    if side.named not in group.languages:
+    same = [place for place, code in enumerate(group.languages) if is_same_language(code, side.named)]
+    exact = [place for place in same if group.languages[place] == side.named]
+    if len(found := exact or same) != 1:
         raise DataError(f"{group.files[0]}: no file in the language {side.named} is given for it")
-    return group.files[group.languages.index(side.named)]
+    return group.files[found[0]]

@@ -18,7 +18,7 @@ from mtrain.errors import DataError, UsageError
 Role = Literal["train", "validation", "test"]
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev", "devel"), "validation"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "devel", "newsdev"), "validation"),
     **dict.fromkeys(("test", "tst", "newstest", "devtest"), "test"),
 }
 _SIDE = re.compile(

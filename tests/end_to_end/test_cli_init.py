@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtrain.config.load import load_config
+from mtrain.config.sections.corpora import Holdout
 from mtrain.data.reading.blocks import good_pairs
 from mtrain.data.reading.files import toy_pairs
 from tests.support.cli import one_line, start_forked
@@ -168,6 +169,36 @@ def test_columns_of_each_table_are_found_by_their_names(mtrain):
     data = load_config(CONFIG).data
     for corpora in (data.train, data.validation, [data.test["test"]]):
         assert list(good_pairs(corpora, "error")) == PAIRS
+
+
+def test_a_test_set_is_not_used_for_validation_however_it_is_named(mtrain, folder):
+    text_files("train.en", "train.fr")
+    text_files("val.en", "val.fr", 20)
+    named = ("./train.en", "./train.fr", "--test", "./val.en", "--test", str(folder / "val.fr"))
+    assert mtrain("init", *named)[0] == 0
+    data = load_config(CONFIG).data
+    assert isinstance(data.validation, Holdout) and [*data.test] == ["val"]
+
+
+def test_files_of_a_language_may_name_its_script_or_region(mtrain):
+    text_files("train.en", "train.fr")
+    text_files("eng_Latn.dev", "fra_Latn.dev", 20)
+    given = ("--validation", "fra_Latn.dev", "--validation", "eng_Latn.dev")
+    assert mtrain("init", "train.en", "train.fr", *given)[0] == 0
+    assert list(good_pairs(load_config(CONFIG).data.validation, "error")) == PAIRS[:20]
+
+
+def test_parts_of_a_table_may_have_any_suffix(mtrain):
+    half = len(PAIRS) // 2
+    for name, part in (("part-1.txt", slice(half)), ("part-2.txt", slice(half, None))):
+        tsv_file(name, SOURCES[part], TARGETS[part])
+    assert mtrain("init", "part-1.txt", "part-2.txt", "--source-lang", "en", "--target-lang", "fr")[0] == 0
+    assert train_pairs() == PAIRS
+
+
+def test_a_config_on_stdout_names_the_default_file(mtrain):
+    code, out, _ = mtrain("init", *text_files(), "-o", "-")
+    assert code == 0 and "mtrain check en-fr.yaml" in out and "run_dir: runs/en-fr" in out
 
 
 def test_validation_and_test_files_of_the_sides(mtrain):
@@ -412,6 +443,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
         ),
         ({"a": b"x", "b": b"y"}, "a b --max-minutes inf", 2, "--max-minutes inf: must be at most 1000000000"),
         ({"a": b"x", "b": b"y"}, "a b --target-lang d.e", 2, "--target-lang d.e: give a code such as en"),
+        ({"a": b"x", "b": b"y"}, "a b --target-lang Farsi", 2, "--target-lang Farsi: give a code such as en"),
         (
             {"a": b"x\n", "b": b"x\n"},
             "a b --target-lang de",
@@ -536,6 +568,14 @@ def test_three_questions_for_a_table():
     assert f"  1: {SOURCES[0]}\n" in shown and "1: give two of them, source and target" in shown
     assert "no column 9; choose from 0, 1, 2" in shown
     assert train_pairs() == PAIRS
+
+
+def test_names_with_spaces_can_be_chosen():
+    records = [{"a text": s, "another text": t, "a third text": s} for s, t in PAIRS]
+    write(Path("corpus.jsonl"), [json.dumps(record) for record in records])
+    code, shown = answer(["init", "corpus.jsonl", "-o", "c.yaml"], ["a third text, another text", "", ""])
+    assert code == 0 and "source and target [a text, another text]" in shown, shown
+    assert train_pairs(Path("c.yaml")) == PAIRS
 
 
 def test_one_of_several_files_is_asked_for():

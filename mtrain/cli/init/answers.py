@@ -106,20 +106,25 @@ def show_corpora(found: Inspected, sides: ChosenSides) -> None:
         log.warning("only %s training pairs: a useful model needs many thousands", f"{pairs:,}")
 
 
+def _words(answer: str) -> list[str]:
+    """The words of an answer or, if it has commas, what is between them."""
+    return [*map(str.strip, answer.split(","))] if "," in answer else answer.split()
+
+
 def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSides:
     """Ask which of several texts are source and target."""
 
     def parse(answer: str) -> ChosenSides:
-        words = answer.replace(",", " ").split()
+        words = _words(answer)
         if len(words) != 2:
-            raise UsageError("give two of them, source and target")
+            raise UsageError("give two of them, source and target, divided by a comma if names have spaces")
         return choose_sides(sides, (words[0], words[1]), (None, None))
 
     for side in sides:
         name = "" if side.name == str(side.key) else f" ({shown_in_line(side.name)})"
         text = shown_in_line(_show(next(filter(str.strip, side.texts), "")))
         print(f"  {shown_in_line(str(side.key))}{name}: {text}", file=sys.stderr)
-    suggested = f"{chosen.source.key} {chosen.target.key}"
+    suggested = f"{chosen.source.key}, {chosen.target.key}"
     return _ask("Which of these are source and target", suggested, parse)
 
 
@@ -127,7 +132,7 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
     """Ask for the languages of source and target."""
 
     def parse(answer: str) -> Languages:
-        words = [*map(str.strip, answer.split(","))] if "," in answer else answer.split()
+        words = _words(answer)
         if len(words) == 1 and (words[0].islower() or not find_language(words[0])):  # en-ca, but not pt-BR
             words = words[0].split("-")
         codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]

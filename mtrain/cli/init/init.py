@@ -100,9 +100,11 @@ def init(
     if output is not None:
         _require_new(output, force, inputs)
     new = _inspect(names, given)
-    file = output or Path(f"{new.source_lang}-{new.target_lang}.yaml")
-    run_dir = str(free_name(Path("runs") / file.stem))  # so that `fit` starts a new run
-    _write(new._replace(file=shlex.quote(str(file)), run_dir=run_dir), file, force, inputs)
+    default = Path(f"{new.source_lang}-{new.target_lang}.yaml")
+    file = output or default
+    named = default if is_stdout(file) else file  # in the config
+    run_dir = str(free_name(Path("runs") / named.stem))  # so that `fit` starts a new run
+    _write(new._replace(file=shlex.quote(str(named)), run_dir=run_dir), file, force, inputs)
 
 
 def _file_name(name: str) -> str:
@@ -111,11 +113,11 @@ def _file_name(name: str) -> str:
 
 
 def _code(option: str, language: str | None) -> str | None:
-    """The code of a language that an option gives. It need not be a known one."""
+    """The code of a language that an option gives. It need not be a known one, but must look like one."""
     from mtrain.config.language_names import find_language
 
     code = language if language is None else find_language(language) or language
-    if code is not None and not re.fullmatch(r"[\w-]+", code):
+    if code is not None and not re.fullmatch(r"[A-Za-z]{2,3}([-_]\w+)*", code):
         raise UsageError(f"{option} {code}: give a code such as en, or the English name of a language")
     return code
 
@@ -126,7 +128,7 @@ def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
         problem = "the name of a config must be printable Unicode text"
         raise UsageError(f"{file}: {problem}; give another one with -o")
     require_writable(file, inputs)
-    if os.path.lexists(file) and not (force and file.is_file()):
+    if os.path.lexists(file) and not is_stdout(file) and not (force and file.is_file()):
         problem = "not a regular file; give another one with -o"
         if file.is_file():
             problem = "already exists; give another file with -o, or replace it with --force"
@@ -157,8 +159,7 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
 
     tests = zip(names_of_test_sets([corpus.group for corpus in found.test]), sized(found.test), strict=True)
     # Test sets must be readable; `check` warns about them.
-    read = (*found.train, *found.validation)
-    problems = [corpus.problem for corpus in read if corpus.problem]
+    problems = (corpus.problem for corpus in (*found.train, *found.validation) if corpus.problem)
     return NewConfig(
         file="",
         run_dir="",
@@ -168,7 +169,7 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
         validation=sized(found.validation),
         test=dict(tests),
         max_minutes=minutes,
-        skipped=next(iter(problems), ""),
+        skipped=" ".join(next(problems, "").split()),  # a file name may have line breaks
     )
 
 

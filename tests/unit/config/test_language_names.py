@@ -91,6 +91,9 @@ def test_names_of_languages():
         ("news.en-pt-br.tsv", ["en", "pt-BR"]),
         ("pl-csb.tsv.gz", ["pl", "csb"]),
         ("AmericasNLP.quy_cni.tsv", ["quy", "cni"]),
+        ("en-to-de.tsv.gz", ["en", "de"]),
+        ("german-to-english.tsv", ["de", "en"]),
+        ("en-to.tsv", ["en", "to"]),  # Tongan
         ("train.tsv", []),
         ("dev-val.tsv", []),
         ("all-en.tsv", []),
