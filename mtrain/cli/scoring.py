@@ -11,7 +11,7 @@ from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import is_on_screen, open_output, require_writable, write_lines
 from mtrain.cli.translate.translate import load_translator
 from mtrain.cli.translate.translation_output import count_lines
-from mtrain.errors import UsageError
+from mtrain.errors import DataError, UsageError
 
 
 def score(
@@ -75,6 +75,10 @@ def score(
     if classifier and (given := [name for name, value in others.items() if value]):
         raise UsageError(f"--classifier and {given[0]} exclude each other")
     require_writable(output, inputs)
+    counts = [count_lines(file) for file in inputs]
+    if len({*counts} - {None}) > 1:
+        found = f"{inputs[0]} has {counts[0]} lines but {inputs[1]} has {counts[1]} lines"
+        raise DataError(f"{found}; the pairs would be misaligned")
     settings = options.overrides(set_, "decoding.", batch_tokens=batch_tokens)
     from mtrain.decoding.scoring.score import filter_scores, score_pairs, with_column
     from mtrain.progress_bar import ProgressBar
@@ -94,8 +98,7 @@ def score(
             source_lang, target_lang = translator.direction
             other = load_translator(reverse, device, settings).between(target_lang, source_lang)
         numbers = partial(filter_scores, translator, other)
-    count = count_lines(inputs[0])
-    total = None if count is None else count * (1 if reverse is None else 2)  # each model scores each pair
+    total = counts[0] and counts[0] * (1 if reverse is None else 2)  # each model scores each pair
     with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:
         if tsv is not None:
             values = partial(numbers, progress=progress.add)

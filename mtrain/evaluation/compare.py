@@ -48,6 +48,14 @@ class MetricComparison(NamedTuple):
             yield [each.system, *numbers, *tests]
 
 
+def require_seed() -> None:
+    """Raise UsageError if SACREBLEU_SEED is not a number of at least 1, or none. 0 would stand for a random
+    seed."""
+    seed = os.environ.get("SACREBLEU_SEED", "none")
+    if seed.lower() != "none" and not (seed.isdecimal() and int(seed)):
+        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 1 or to none")
+
+
 def compare_systems(
     systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], metrics: dict[str, Any]
 ) -> list[MetricComparison]:
@@ -56,13 +64,11 @@ def compare_systems(
 
     The numbers of resamples and trials and the seed are sacreBLEU's defaults: 1,000, 10,000, and the
     environment variable SACREBLEU_SEED or 12345. Raises DataError if numbers of lines differ, and UsageError
-    for a seed that is not a number of at least 1.
+    as `require_seed` does.
     """
     for hypotheses in systems.values():
         require_equal_counts(hypotheses, references)
-    seed = os.environ.get("SACREBLEU_SEED", "none")
-    if seed.lower() != "none" and not (seed.isdecimal() and int(seed)):  # 0 would stand for a random seed
-        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 1 or to none")
+    require_seed()
     named = list(systems.items())
     present: Any = without_blank(references)  # the type hints of sacreBLEU lack None
     signatures, bootstrap = PairedTest(named, metrics, present, "bs")()

@@ -440,6 +440,13 @@ def test_setting_up_comet_names_a_folder_that_exists(mtrain, systems):
     assert (code, out) == (2, "") and "already exists; give a new folder" in one_line(err)
 
 
+def test_a_seed_is_checked_before_anything_is_translated(mtrain, run_dir, systems, monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "0")
+    monkeypatch.setattr("mtrain.cli.evaluate.evaluate.evaluate_models", None)
+    code, _, err = mtrain("evaluate", run_dir, "--compare", run_dir / "model")
+    assert code == 2 and "SACREBLEU_SEED=0: not a seed" in one_line(err)
+
+
 @pytest.mark.parametrize(
     ("seed", "metrics", "trials"),
     [
