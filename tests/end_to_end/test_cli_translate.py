@@ -354,6 +354,7 @@ def test_score_prints_log_probabilities_of_given_translations(mtrain, run_dir, c
     assert code == 0 and all(w["tokens"][-1] == "</s>" for w in wrong)
     assert all(w["log_prob"] < float(row[0]) for w, row in zip(wrong, rows, strict=True))
     (tmp_path / "short").write_text("Eine Katze\n")
+    job[1] = tmp_path / "missing"  # the lines are counted before the model is loaded
     code, _, err = mtrain(*job, "--target", tmp_path / "short", "--quiet")
     assert code == 3 and "has 8 lines but" in one_line(err)
 
@@ -520,13 +521,15 @@ def test_options_of_another_search_are_errors(mtrain, run_dir, tmp_path, options
 def test_options_are_checked_against_the_sampling_that_a_model_is_configured_for(mtrain, run_dir, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(run_dir / "model", model)
-    changed(model / "config.yaml", "decoding", samples=2)
+    changed(model / "config.yaml", "decoding", samples=2, top_k=3)
     write_manifest(model)
     job = ["translate", model, "It rains.", "--device", "cpu"]
     assert mtrain(*job, "--top-k", 1, "--n-best", 2)[1] == "Es regnet.\n" * 2
     code, _, err = mtrain(*job, "--beam-size", 4)
     assert code == 2 and "--beam-size has no effect on sampling (decoding.samples is 2)" in one_line(err)
-    assert mtrain(*job, "--beam-size", 4, *NO_SAMPLES)[1] == "Es regnet.\n"
+    advice = one_line(err).partition("disable sampling with ")[2].split()
+    assert advice == [*NO_SAMPLES, "--set", "decoding.top_k=0"]
+    assert mtrain(*job, "--beam-size", 4, *advice)[1] == "Es regnet.\n"
 
 
 def test_sampling_options_work_with_samples_from_set(mtrain, run_dir):

@@ -1,5 +1,6 @@
 """`mtrain translate`."""
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -206,10 +207,11 @@ def load_translator(
         sys.setswitchinterval(_SWITCH_INTERVAL)
     samples = translator.decoding.samples
     if samples is not None and beam_size is not None:
-        raise UsageError(
-            f"--beam-size has no effect on sampling (decoding.samples is {samples}); leave it out, "
-            "or disable sampling with --set decoding.samples=null"
-        )
+        neutral = {"samples": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        changed = {key: value for key, value in neutral.items() if getattr(translator.decoding, key) != value}
+        off = " ".join(f"--set decoding.{key}={json.dumps(value)}" for key, value in changed.items())
+        found = f"--beam-size has no effect on sampling (decoding.samples is {samples})"
+        raise UsageError(f"{found}; leave it out, or disable sampling with {off}")
     if engine == "mtrain":
         return translator
     from mtrain.interop.ctranslate2_engine import with_ctranslate2
