@@ -29,6 +29,7 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
         raise UsageError("MODEL: several models have the same direction; give one for each")
 
     def fill(temporary: Path) -> None:
+        copy_engine(temporary / "engine", package)  # which fails early if the package cannot be had
         found = []
         for (source, target), model in described.items():
             folder = temporary / "models" / f"{source}-{target}"
@@ -36,7 +37,6 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
             found.append(
                 site | {"arithmetic": _write_model(model, folder), "vocabularies": vocabularies_in(folder)}
             )
-        copy_engine(temporary / "engine", package)
         codes = dict.fromkeys(code for direction in described for code in direction)
         languages = [
             {"code": code, "name": language_name(code), "targets": [t for s, t in described if s == code]}
