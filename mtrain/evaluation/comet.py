@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,7 @@ def set_up_comet(folder: Path) -> None:
     )
     for command in commands:
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+            shutil.rmtree(folder, ignore_errors=True)  # so that the same command can be repeated
             raise StorageError(f"--setup-comet {folder}: failed: {' '.join(command)}; see the output above")
 
 

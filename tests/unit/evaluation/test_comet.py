@@ -120,6 +120,13 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
         set_up_comet(tmp_path)
 
 
+def test_an_installation_that_fails_can_be_repeated(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"failed: .* pip install"):
+            set_up_comet(tmp_path / "new")
+
+
 def write_wheel(folder: Path, name: str, version: str, **modules: str) -> None:
     """A package that pip can install."""
     stem = f"{name.replace('-', '_')}-{version}"
