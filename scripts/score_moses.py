@@ -43,7 +43,8 @@ def main() -> None:
     for path in (given.hypotheses, given.references):
         if not path.is_file():
             raise SystemExit(f"error: {path}: no such file")
-        sides.append(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+        text = path.read_bytes().decode()  # in which a single CR does not end a line
+        sides.append([line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")])
     hypotheses, references = sides
     print(score(hypotheses, references, given.lang))
 

@@ -49,6 +49,7 @@ def fit(
         torchrun --nproc-per-node 8 -m mtrain fit mine.yaml
     """
     loaded = options.load_config(config, set_, run_dir, no_check)
+    from mtrain.checkpoint.model_info import read_model_config
     from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, allow_data_change, exit_at_once)
@@ -57,7 +58,8 @@ def fit(
             _print_test_scores(Path(loaded.run_dir), device)
         except DataError as error:  # the model is trained; the test sets may be on another machine
             log.warning("the test sets were not scored: %s", error)
-    use = terminal.use_command(loaded.run_dir, loaded.model.is_classifier)
+    example = read_model_config(Path(loaded.run_dir) / "model").example
+    use = terminal.use_command(loaded.run_dir, loaded.model.is_classifier, example)
     terminal.suggest("model saved; next", use, f"mtrain report {shlex.quote(loaded.run_dir)}")
 
 

@@ -6,6 +6,7 @@ from html import escape
 from mtrain.config.languages import split_tag
 from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings
+from mtrain.errors import UsageError
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report.page import html_differences, html_labeled, html_table, text_attributes
@@ -125,19 +126,24 @@ def html_lengths(runs: Sequence[RunRecords]) -> str:
     """BLEU of the validation sentences of each range of source lengths, by run and, if there are several, by
     target language."""
     cells: dict[tuple[int, str], dict[str, str]] = {}  # of each range, from the shortest, by column
-    columns = []
+    columns, missing = list[str](), ""
     for run in runs:
         by_language = _by_target_language(run)
         for language, sentences in by_language.items():
             column = run.name if len(by_language) == 1 else f"{run.name}, {language}"
+            try:
+                metrics = make_metrics(("bleu",), language)
+            except UsageError as error:  # a package that divides the text into words is missing
+                missing += f"<p>{escape(column)}: {escape(str(error))}</p>"
+                continue
             columns.append(column)
-            metrics = make_metrics(("bleu",), language)
             sources, translations, references = _columns(sentences)
             for bucket in score_by_length(sources, translations, references, metrics):
                 cell = f"{bucket.scores[0].score:.1f} ({bucket.sentences:,})"
                 cells.setdefault((bucket.shortest, bucket.name), {})[column] = cell
     rows = [[name, *(cells[at, name].get(column, "") for column in columns)] for at, name in sorted(cells)]
-    return html_table("BLEU (number of sentences)", ["words of the source", *columns], rows)
+    table = html_table("BLEU (number of sentences)", ["words of the source", *columns], rows)
+    return missing + table * bool(columns)
 
 
 def html_extremes(run: RunRecords) -> str:

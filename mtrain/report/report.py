@@ -168,6 +168,9 @@ def _draw_models(
             continue
         try:
             with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
+                if translator.tokenizer.source.codes and "und" in translator.direction:
+                    run.missing.append("attention and positions of the model, whose languages are not known")
+                    continue
                 chosen, model = list(sentences) or _short(run), translator.models[0].transformer
                 translations = [found.text for found in translator.translate(chosen, scored=False)]
                 maps = html_attention(translator, chosen, translations, f"run-{number}", "h3")

@@ -164,7 +164,8 @@ def _first_sources(data: Path) -> list[str]:
     with reading(data / VALIDATION):
         lines = islice(read_lines(data / VALIDATION), 8)
         pairs = [parse_json(line.decode("utf-8", "replace")) for line in lines]
-    return [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
+    found = [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
+    return [text.encode("utf-8", "replace").decode() for text in found]  # JSON may have unpaired surrogates
 
 
 def config_section(config: Record, name: str) -> Record:

@@ -79,7 +79,7 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
     show(kind, shown, null);
   }
   place.querySelectorAll("input[type=radio]").forEach((input) => input.addEventListener("change", () => list(input.value)));
-  list("cross");
+  list(place.querySelector("input:checked")?.value ?? "cross");  // browsers restore the choice on reload
 });
 
 // The positional encoding: a row for each position, a column for each dimension.

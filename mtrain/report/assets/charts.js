@@ -93,11 +93,13 @@
   }
   // The arrow keys move the cursor of the chart in focus.
   places.forEach((place, index) => place.addEventListener("keydown", (event) => {
-    const chart = charts[index], last = chart.data[0].length - 1, now = chart.cursor.idx;
+    const chart = charts[index], [xs] = chart.data, { min, max } = chart.scales.x, now = chart.cursor.idx;
     const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
     if (!(event.key in moves)) return;
     event.preventDefault();
-    const next = Math.min(last, Math.max(0, now == null ? 0 : now + moves[event.key]));
+    const first = xs.findIndex((x) => x >= min), last = xs.findLastIndex((x) => x <= max);  // that are visible
+    const move = moves[event.key], to = now == null ? (move === Infinity ? last : first) : now + move;
+    const next = Math.min(last, Math.max(first, to));
     const left = chart.valToPos(chart.data[0][next], "x");
     chart.setCursor({ left, top: chart.bbox.height / 2 / devicePixelRatio });
     place.querySelector("[role=status]").textContent = [...place.querySelectorAll(".u-series")]

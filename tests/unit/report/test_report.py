@@ -9,6 +9,7 @@ import pytest
 
 from mtrain.decoding.translate import Translator
 from mtrain.errors import UsageError
+from mtrain.evaluation.metrics import make_metrics
 from mtrain.report.report import report_page
 from mtrain.runs.results import score_test_sets
 from tests.support.html import Elements
@@ -83,6 +84,18 @@ def test_attention_is_drawn_of_short_sentences_with_or_without_spaces(run_dir, t
     (run / "samples.jsonl").write_text(json.dumps({"step": 1, "sentences": sentences}) + "\n")
     drawn = re.findall(r'data-attention><h3 dir="ltr" lang="en">(.*?)</h3>', report_page([run]))
     assert drawn == sources[2:5]
+
+
+def test_a_report_needs_no_package_that_divides_text_into_words(run_dir, monkeypatch):
+    """As for runs into Japanese."""
+
+    def make(names, language, *given):
+        if "bleu" in names:
+            raise UsageError("BLEU for ja needs sacrebleu[ja]")
+        return make_metrics(names, language, *given)
+
+    monkeypatch.setattr("mtrain.report.data_sections.make_metrics", make)
+    assert "<p>by-heart: BLEU for ja needs sacrebleu[ja]</p>" in report_page([run_dir])
 
 
 def test_an_old_run_has_a_page_that_names_what_is_missing(run_dir, tmp_path):
