@@ -8,7 +8,7 @@ of targets comes last, so causality hides it, and the loss ignores it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -148,18 +148,25 @@ class Embed(nn.Module):
         return table[start : start + length]
 
     def forward(
-        self, ids: Tensor, sequences: Sequences, embedding: nn.Embedding, positions: Tensor | None
+        self,
+        ids: Tensor,
+        sequences: Sequences,
+        embedding: nn.Embedding,
+        positions: Tensor | None,
+        dropouts: Iterable[nn.Module] | None = None,
     ) -> Tensor:
-        """(P, E) for ids (P) and embeddings of positions; see `Padded.add`."""
+        """(P, E) for ids (P) and embeddings of positions; see `Padded.add`. `dropouts` replace `dropout` and
+        `word_dropout`."""
+        drop, drop_words = dropouts or (self.dropout, self.word_dropout)
         x = embedding(ids) * math.sqrt(self.config.d_model)
-        if self.word_dropout.active_rate:
+        if drop_words.active_rate:
             # All occurrences of a word in a sentence are dropped, or none (Gal and Ghahramani, "A
             # Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016, section 4.2).
-            factors = self.word_dropout(x.new_ones(ids.shape))
+            factors = drop_words(x.new_ones(ids.shape))
             x = x * factors[sequences.first_occurrences(ids)][:, None]
         if positions is not None:
             x = sequences.add(x, positions)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return drop(x)  # type: ignore[no-any-return]
 
 
 def make_learned_positions(config: ModelConfig) -> nn.Embedding | None:
@@ -389,6 +396,9 @@ class Transformer(Encoder):
             nn.init.normal_(self.output_weight, std=width**-0.5)
         if config.norm == "post":
             scale_branches(self)
+        # Masks that are hashed differ only between modules, so the targets need modules of their own. These
+        # come last, so that the other masks stay as in earlier versions.
+        self.target_dropouts = nn.ModuleList([Dropout(config.dropout), Dropout(config.word_dropout)])
 
     def forward(self, source: Tensor, sources: Sequences, target_in: Tensor, targets: Sequences) -> Tensor:
         """Hidden states (P, E), which the loss projects to the vocabulary, for the source ids and the target
@@ -406,7 +416,8 @@ class Transformer(Encoder):
     def decode_tokens(self, ids: Tensor, targets: Sequences, memory: Tensor, sources: Sequences) -> Tensor:
         """Hidden states (N*T, E) for target ids (N*T), given the encoder output (B*S, E)."""
         positions = self.embed.positions(0, targets.longest, self.learned_target_positions)
-        x = self.embed(ids, targets, self.target_embedding or self.source_embedding, positions)
+        embedding = self.target_embedding or self.source_embedding
+        x = self.embed(ids, targets, embedding, positions, self.target_dropouts)
         for layer in self.decoder:
             x = layer(x, targets, memory, sources)
         return self.decoder_norm(x)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.sequences import Padded
-from mtrain.model.transformer import DecoderLayer, Dropout, EncoderLayer, FeedForward, Residual
+from mtrain.model.transformer import DecoderLayer, Dropout, EncoderLayer, FeedForward, Residual, Transformer
 from tests.support.transformer import copy_layer, their_arguments
 
 torch.set_num_threads(1)
@@ -115,6 +115,18 @@ def test_dropout_of_a_model_hashes_its_masks_from_one_key() -> None:
     assert torch.equal(model[0](x), first) and not torch.equal(first, second)
     key.fill_(6)
     assert not torch.equal(model[0](x), first) and not torch.equal(model[1](x), second)
+
+
+def test_hashed_masks_of_sources_and_targets_are_different() -> None:
+    """Although they share the module that embeds them."""
+    model, ids = Transformer(config(dropout=0.4, word_dropout=0.4)).train(), torch.arange(9).repeat(2)
+    Dropout.use_key(model, torch.tensor([5], dtype=torch.int32))
+    found: list[Tensor] = []
+    model.embed.register_forward_hook(lambda module, given, output: found.append(output == 0))
+    model(ids, Padded(2, 9), ids, Padded(2, 9))
+    assert found[0].any() and not torch.equal(*found)
+    ones = torch.ones(64)
+    assert not torch.equal(model.embed.word_dropout(ones), model.target_dropouts[1](ones))
 
 
 def test_activation_dropout_of_zero_disables_dropout_in_the_feed_forward_network() -> None:
