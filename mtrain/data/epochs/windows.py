@@ -92,7 +92,7 @@ class WindowedCorpus:
         corpus = EncodedCorpus.open(self._shards, self._corpora, buckets)
         if self.fits_one_window:
             self._whole = corpus
-            for verified in self._verified:  # so that the first `open` does not verify them again
+            for verified in self._verified:
                 verified.update(buckets)
         return corpus
 
@@ -102,9 +102,9 @@ class WindowedCorpus:
         """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
         the numbers of times that they occur. Raises DataError if pairs are damaged, CancelledError if a
         rewrite is cancelled."""
-        if self._whole is not None and self.mixer is None:
-            self.require_undamaged()
         corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
+        if self._whole is not None and self.mixer is None:
+            self.require_undamaged()  # unless `encoded` has just verified the pairs
         key, throttle = self.key(epoch, window, starts), throttle or Throttle()
         for rewrite in self._rewrites if len(corpus) else ():
             corpus = replace_rows(corpus, rewrite(corpus, key, throttle), self._run_dir, throttle)
@@ -164,7 +164,7 @@ class WindowedCorpus:
             is_recorded = report_damaged_shard(self._run_dir, index)
             cure = "run again to encode this shard again" if is_recorded else "restore it"
             raise DataError(f"{error}; {cure}") from None
-        self._verified[index].difference_update(buckets)
+        self._verified[index].clear()  # the others may be opened much later
 
 
 def _weighted(data: DataConfig, shards: Sequence[Shard]) -> list[Corpus]:

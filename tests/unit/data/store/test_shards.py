@@ -291,6 +291,18 @@ def test_a_window_is_verified_in_each_epoch(tmp_path: Path, tokenizer: Tokenizer
             train.open(*window)
 
 
+def test_a_single_window_is_verified_in_its_second_epoch(tmp_path: Path, tokenizer: Tokenizer, small):
+    """Also if it was verified just before the first one, as at the start of a run."""
+    train = prepare(tmp_path, tokenizer).train
+    train.open(0)
+    file = shard_file(tmp_path / "data", 2)
+    with file.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"x")
+    with pytest.raises(DataError, match=f"{file}: damaged"):
+        train.open(1)
+
+
 def test_a_window_whose_shards_another_run_replaces_stays_readable(tmp_path: Path, tokenizer, small):
     train = prepare(tmp_path, tokenizer).train
     for file in (tmp_path / "data").glob("shard-*"):
