@@ -18,6 +18,7 @@ from mtrain.data.epochs.packed_batch import batch_type
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Window
 from mtrain.data.rewriting.rewrite import Throttle
+from mtrain.device import random_states, restore_random_states
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.kernels.reproducible import reproducible
@@ -116,8 +117,13 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     trainer.ranks.seed_step(trainer.config.seed, number)
     trainer.learner.r_drop = r_drop_weight(number, trainer.config.training)
     trainer.learner.encoder_share = encoder_share(trainer.scheduled(number), trainer.config.training)
-    with trainer.ranks.watched(), reproducible(trainer.ranks.device):
-        metrics = trainer.learner.step(step.batches, step.tokens, trainer.rate(number))
+    before = random_states(trainer.ranks.device)
+    try:
+        with trainer.ranks.watched(), reproducible(trainer.ranks.device):
+            metrics = trainer.learner.step(step.batches, step.tokens, trainer.rate(number))
+    except BaseException:
+        restore_random_states(before, trainer.ranks.device)  # the steps before this one may be saved
+        raise
     state.step = number
     state.target_tokens_seen += step.tokens
     if step.next.starts != state.position.starts:
