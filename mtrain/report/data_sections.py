@@ -178,7 +178,7 @@ def _by_target_language(run: RunRecords) -> dict[str | None, list[Sentence]]:
     tagged = data.get("language_tags") in ("target", "both")
     found: dict[str | None, list[Sentence]] = {}
     for sentence in run.best.sentences:
-        language = configured if isinstance(configured, str) else None
+        language = sentence.target_lang or (configured if isinstance(configured, str) else None)
         if tagged:
             language, source = split_tag(sentence.source)
             sentence = sentence.model_copy(update={"source": source})

@@ -30,6 +30,7 @@ class Sentence(BaseModel):
     source: str
     reference: str
     translation: str
+    target_lang: str | None = None  # None: that of the run, or its tag is in the source
 
 
 class Translations(BaseModel):
@@ -94,7 +95,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
     }
     missing = [what for what, is_missing in absent.items() if is_missing]
     recorded = samples[-1] if samples else best
-    examples = [each.source for each in recorded.sentences] if recorded else _first_sources(data)
+    examples = _own_sources(recorded, config) if recorded else _first_sources(data)
     skipped = filter(math.isfinite, (to_number(line.get("skipped_steps")) for line in lines))
     return RunRecords(
         name=name,
@@ -156,6 +157,14 @@ def _parsed(text: bytes) -> Translations | None:
     with suppress(ValueError):
         return Translations.model_validate_json(text)
     return None
+
+
+def _own_sources(recorded: Translations, config: Record) -> list[str]:
+    """The sources of some translations. With codes of languages, which are not in the text, only those that
+    are translated into the target language of the run."""
+    section = config_section(config, "data")
+    has_codes, target = str(section.get("language_tags")).startswith("codes"), section.get("target_lang")
+    return [each.source for each in recorded.sentences if not has_codes or each.target_lang in (None, target)]
 
 
 def _first_sources(data: Path) -> list[str]:

@@ -162,7 +162,7 @@ def test_the_run_states_the_tags_and_scores_each_direction(both):
     assert (scores["bleu"], scores["chrf"]) == pytest.approx((sum(bleu) / 2, sum(chrf) / 2))
     assert min(bleu) > 95
     sources = json.loads((both / "samples.jsonl").read_text().splitlines()[-1])["sentences"]
-    assert sources[0]["source"] == f"<2de> {ENGLISH[0]}"
+    assert sources[0]["source"] == f"<2de> {ENGLISH[0]}" and sources[0]["target_lang"] == "de"
 
 
 def test_the_languages_are_described(mtrain, both):

@@ -86,6 +86,21 @@ def test_attention_is_drawn_of_short_sentences_with_or_without_spaces(run_dir, t
     assert drawn == sources[2:5]
 
 
+def test_each_target_language_of_a_model_with_codes_has_a_column(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("  language_tags: none", "  language_tags: codes"))
+    sentences = [
+        {"source": f"to {language}", "reference": "x", "translation": "y", "target_lang": language}
+        for language in ("de", "fr")
+    ]
+    for name in ("samples.jsonl", "best_validation.json"):
+        (run / name).write_text(json.dumps({"step": 1, "sentences": sentences}) + "\n")
+    page = report_page([run])
+    assert '<th scope="col">run, de</th>' in page and '<th scope="col">run, fr</th>' in page
+    assert re.findall(r'data-attention><h3 dir="ltr" lang="en">(.*?)</h3>', page) == ["to de"]
+
+
 def test_a_report_needs_no_package_that_divides_text_into_words(run_dir, monkeypatch):
     """As for runs into Japanese."""
 
