@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from mtrain.cli.console.tables import plain_table
+
 MEASURES = ("target_tokens_per_second", "ms_per_step", "target_tokens_per_step", "padding", "peak_mib")
 HEADS = ["tool", "precision", "malloc", "target tokens/s", "ms/step", "padding", "peak MiB", "GFLOP/s"]
 HEADS += ["of bound", "mtrain/tool"]
@@ -118,15 +120,7 @@ def profile_text(profile: dict[str, Any]) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Cells in columns, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join(plain_table(rows, left=(0,)))
 
 
 def decoding_table(result: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ def format_table(
     on a terminal; the others, such as numbers, are aligned on the right. A title may have two lines."""
     if not sys.stdout.isatty():
         titles = [[title.replace("\n", " ") for title in header]] if header else []
-        yield from _plain([*titles, *rows], left, indent)
+        yield from plain_table([*titles, *rows], left, indent)
         return
     from rich import box
     from rich.console import Console
@@ -74,7 +74,8 @@ def wrap_signature(text: str, beside: int) -> str:
     return "\n".join(part.replace("| ", "|") for wrapped in lines for part in wrapped)
 
 
-def _plain(rows: TableRows, left: Sequence[int], indent: int) -> Iterator[str]:
+def plain_table(rows: TableRows, left: Sequence[int], indent: int = 0) -> Iterator[str]:
+    """Yield the rows as lines, in columns; those of `left` are aligned to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (
