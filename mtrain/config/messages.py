@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 Keys = tuple[int | str, ...]  # of nested sections and lists, outermost first
-_CUSTOM = ("unknown_key", "value_error", "assertion_error")  # their messages are mtrain's own
+_CUSTOM = ("unknown_key", "value_error")  # their messages are mtrain's own
 _LONGEST = 60  # maximum number of characters of a value in a message
 
 
