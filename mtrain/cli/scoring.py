@@ -98,7 +98,8 @@ def score(
             source_lang, target_lang = translator.direction
             other = load_translator(reverse, device, settings).between(target_lang, source_lang)
         numbers = partial(filter_scores, translator, other)
-    total = counts[0] and counts[0] * (1 if reverse is None else 2)  # each model scores each pair
+    models = 1 if reverse is None else 2  # each of which scores each pair
+    total = None if counts[0] is None else counts[0] * models
     with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:
         if tsv is not None:
             values = partial(numbers, progress=progress.add)

@@ -4,6 +4,7 @@ import json
 import logging
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +16,7 @@ from mtrain.cli.console.output import open_stdout, print_to_stdout
 from mtrain.cli.console.tables import format_scores, format_table
 from mtrain.cli.data import fit_command
 from mtrain.distributed.launch import read_launch
-from mtrain.errors import DataError, UsageError
+from mtrain.errors import DataError, ModelError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ def fit(
             _print_test_scores(Path(loaded.run_dir), device)
         except DataError as error:  # the model is trained; the test sets may be on another machine
             log.warning("the test sets were not scored: %s", error)
-    example = read_model_config(Path(loaded.run_dir) / "model").example
+    example = None
+    with suppress(ModelError):  # the file may not have reached other machines yet
+        example = read_model_config(Path(loaded.run_dir) / "model").example
     use = terminal.use_command(loaded.run_dir, loaded.model.is_classifier, example)
     terminal.suggest("model saved; next", use, f"mtrain report {shlex.quote(loaded.run_dir)}")
 

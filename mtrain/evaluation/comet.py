@@ -65,10 +65,14 @@ def set_up_comet(folder: Path) -> None:
         [str(_python_of(folder)), _ISOLATED, "-m", "pip", "install", PACKAGE, _WITH],
         [str(_python_of(folder)), _ISOLATED, "-c", "import comet"],
     )
-    for command in commands:
-        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-            shutil.rmtree(folder, ignore_errors=True)  # so that the same command can be repeated
-            raise StorageError(f"--setup-comet {folder}: failed: {' '.join(command)}; see the output above")
+    try:
+        for command in commands:
+            if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+                failed = f"failed: {' '.join(command)}; see the output above"
+                raise StorageError(f"--setup-comet {folder}: {failed}")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # so that the same command can be repeated
+        raise
 
 
 class CometProcess:

@@ -49,8 +49,8 @@ class MetricComparison(NamedTuple):
 
 
 def require_seed() -> None:
-    """Raise UsageError if SACREBLEU_SEED is not a number of at least 1, or none. 0 would stand for a random
-    seed."""
+    """Raise UsageError unless SACREBLEU_SEED is unset, `none`, or at least 1. With 0, the seed would be
+    random."""
     seed = os.environ.get("SACREBLEU_SEED", "none")
     if seed.lower() != "none" and not (seed.isdecimal() and int(seed)):
         raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 1 or to none")
@@ -64,7 +64,7 @@ def compare_systems(
 
     The numbers of resamples and trials and the seed are sacreBLEU's defaults: 1,000, 10,000, and the
     environment variable SACREBLEU_SEED or 12345. Raises DataError if numbers of lines differ, and UsageError
-    as `require_seed` does.
+    for an invalid seed.
     """
     for hypotheses in systems.values():
         require_equal_counts(hypotheses, references)

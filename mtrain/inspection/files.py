@@ -54,7 +54,7 @@ def require_files(names: Iterable[str]) -> list[Path]:
 def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[str | None] = ()) -> Kind:
     """The kind of the training files and the others, by their suffixes, unless a suffix is the code of a
     known or `given` language. If there is a single training file with an unknown suffix, its contents
-    decide; several are TSV if each line of the first one has a tab.
+    decide; several are TSV if their names do not end in a language, and each line of the first has a tab.
 
     Raises DataError if a kind is unsupported, if the kinds differ, or if the only training file is text
     without columns.
@@ -71,7 +71,8 @@ def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[
         return kind
     head = _first_lines(files[0], _HEAD)
     if len(train) > 1:
-        return "tsv" if head and all("\t" in line for line in head) else "text"
+        is_table = _suffix(files[0]) in ("", ".txt") and head and all("\t" in line for line in head)
+        return "tsv" if is_table else "text"
     if head and head[0].startswith("{"):
         return "jsonl"
     if not head or sum("\t" in line for line in head) > len(head) / 2:

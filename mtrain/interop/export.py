@@ -9,12 +9,11 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import ExportInfo, model_folder_of
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.decoding.search.constraints import check_forbidden_ids
-from mtrain.errors import ModelError
 from mtrain.interop.argos import pack_argos, write_argos
 from mtrain.interop.bergamot.engine import compare_with_engine, find_engine
 from mtrain.interop.bergamot.write import name_for_firefox, write_bergamot
 from mtrain.interop.ctranslate2 import write_ctranslate2
-from mtrain.interop.formats import concrete_format, cure, unsupported_reason, unsupported_tokenizer
+from mtrain.interop.formats import concrete_format, require_supported
 from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
 from mtrain.interop.verify import open_bergamot, open_ctranslate2, open_transformers, sentences_of, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
@@ -41,13 +40,8 @@ def export_model(
     require_new_folder(out)
     engine = find_engine(engine) if format == "bergamot" else None
     loaded = load_model(model, overrides)
-    if reason := unsupported_reason(loaded.config, format):
-        found = f"{model}: {format} does not support this model: {reason}"
-        raise ModelError(f"{found}; {cure(loaded.config, format, '--format ')}")
+    require_supported(model, loaded.config, format, loaded.tokenizer)
     format = concrete_format(loaded.config, format)
-    if reason := unsupported_tokenizer(loaded.tokenizer, format):
-        found = f"{model}: {format} does not support this model: {reason}"
-        raise ModelError(f"{found}; use --format ctranslate2")
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     given = sentences_of(loaded, texts)
     lines: list[str] = []

@@ -1,13 +1,14 @@
 """The models that each format of `mtrain export` supports."""
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
 from mtrain.config.languages import LanguageTags
 from mtrain.config.schema import Config, Format, ModelFolderConfig
 from mtrain.config.sections.model import Architecture
-from mtrain.errors import UsageError
+from mtrain.errors import ModelError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
@@ -102,6 +103,19 @@ def cure(config: Config | ModelFolderConfig, format: Format, option: str = "") -
     return f"use {option}{'ctranslate2' if needs_ctranslate2 else 'transformers'}"
 
 
+def require_supported(
+    model: Path, config: ModelFolderConfig, format: Format, tokenizer: Tokenizer | None = None
+) -> None:
+    """Raise ModelError if a format does not support a model, or its tokenizer if that is given."""
+    advice = "use --format ctranslate2"
+    if reason := unsupported_reason(config, format):
+        advice = cure(config, format, "--format ")
+    elif tokenizer is not None:
+        reason = unsupported_tokenizer(tokenizer, concrete_format(config, format))
+    if reason:
+        raise ModelError(f"{model}: {format} does not support this model: {reason}; {advice}")
+
+
 def require_exports(config: Config, tokenizer: Tokenizer | None = None) -> None:
     """Raise UsageError if the model, or its tokenizer if that exists already, rules out a format in
     `export.require`."""
@@ -114,10 +128,13 @@ def require_exports(config: Config, tokenizer: Tokenizer | None = None) -> None:
             raise UsageError(f"{found}: {reason}; use ctranslate2")
 
 
-def describe_exports(config: Config) -> str:
+def describe_exports(config: Config, tokenizer: Tokenizer) -> str:
     """Which formats support a model, for the log."""
     formats = [format for format in get_args(Format) if format != "transformers"]
-    reasons = {format: unsupported_reason(config, format) for format in formats}
+    reasons = {
+        format: unsupported_reason(config, format) or unsupported_tokenizer(tokenizer, format)
+        for format in formats
+    }
     return ", ".join(f"{name}: {f'no ({reason})' if reason else 'yes'}" for name, reason in reasons.items())
 
 

@@ -101,16 +101,16 @@ def html_samples(run: RunRecords) -> str:
 
 def _sample(records: Sequence[Translations], row: int, languages: Languages) -> str:
     latest = records[-1].sentences[row]
-    rows = []
+    target, rows = latest.target_lang or languages[1], []
     for record in records:
         sentences = record.sentences
         if row < len(sentences) and sentences[row].source == latest.source:
             text = sentences[row].translation
-            cell = f"<td {text_attributes(text, languages[1])}>{_marked(text, latest.reference)}</td>"
+            cell = f"<td {text_attributes(text, target)}>{_marked(text, latest.reference)}</td>"
             rows.append(f'<tr><th scope="row">{record.step:,}</th>{cell}</tr>')
     return (
         f"<article>{html_labeled('Source', latest.source, languages[0])}"
-        f"{html_labeled('Reference', latest.reference, languages[1])}"
+        f"{html_labeled('Reference', latest.reference, target)}"
         '<table class="through-time"><caption class="label">Translations</caption><thead><tr>'
         '<th scope="col">step</th><th scope="col" style="text-align:start">translation</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></article>"
@@ -150,16 +150,18 @@ def html_extremes(run: RunRecords) -> str:
     """The sentences that the best model of a run translates best and worst, by chrF. Of equally good ones,
     the longest come first."""
     assert run.best is not None
-    sources, translations, [references] = _columns(run.best.sentences)
+    sentences = run.best.sentences
+    sources, translations, [references] = _columns(sentences)
     scores = score_sentences(translations, [references], make_metrics(("chrf",), None))["chrf"]
     order = sorted(range(len(scores)), key=lambda row: (scores[row], len(references[row])))
     worst = order[:EXTREMES]
     best = [row for row in order[::-1] if row not in worst][:EXTREMES]
 
-    source, target = _languages(run)
+    source, own_target = _languages(run)
 
     def articles(rows: Sequence[int]) -> Iterator[str]:
         for row in rows:
+            target = sentences[row].target_lang or own_target
             yield f"<article><h4>chrF {scores[row]:.1f}</h4>"
             marked = _marked(translations[row], references[row])
             yield html_labeled("Source", sources[row], source)

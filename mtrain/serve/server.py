@@ -58,7 +58,7 @@ class Server:
         self, request: Request, translator: Translator, texts: Sequence[str], n_best: int, alignments: bool
     ) -> list[Translation]:
         """Translate texts. Raises UsageError, and HTTPException if the server is busy or decoding fails. If
-        the client of the request goes away, or waiting takes too long, the translation is canceled."""
+        the client of the request goes away, or its time limit expires, the translation is canceled."""
         self.counts["characters_total"] += sum(map(len, texts))
         future = await run_in_threadpool(self.batcher.submit, translator, texts, n_best, alignments)
         gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects

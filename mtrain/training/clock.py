@@ -68,7 +68,7 @@ class Clock:
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
         plan = self._adapted(state.plan, written)
-        # A new plan belongs to no plan that was written after this step.
+        # Plans that were written after this step do not follow a new plan.
         self._is_new = state.step > 0 and plan not in (state.plan, *written)
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         # The last plan is in effect; it is also `state.plan`.
@@ -130,7 +130,7 @@ class Clock:
         least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
         changes_validation = self.is_due and plan.next_validation != current.next_validation
         is_new = deviation > least or changes_validation
-        if is_new and not self._can_write([*self.plans, plan]):
+        if is_new and not self._try_to_write([*self.plans, plan]):
             return False  # it is tried again after the next step
         self.is_due = False
         if is_new:
@@ -197,7 +197,7 @@ class Clock:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
         return Plan(step, current.scheduled_at(step), total, next_validation, self.limits)
 
-    def _can_write(self, plans: list[Plan]) -> bool:
+    def _try_to_write(self, plans: list[Plan]) -> bool:
         """Write all plans, if possible. Returns whether it was. If not, a new plan must not take effect."""
         try:
             self._write(plans)

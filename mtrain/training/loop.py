@@ -97,7 +97,7 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
                 if trainer.saver.is_saved():
                     stopped = _agree(trainer, stop)
             state.seconds += trainer.progress.elapsed()
-            if validates:
+            if validates and not state.validation_due:  # it has not failed
                 _count_validation(trainer, state.seconds - trained)
             elif saves and trainer.clock is not None:
                 trainer.clock.spent += state.seconds - trained

@@ -131,7 +131,7 @@ class Trainer:
         log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
         if not architecture.is_classifier:
             level = logging.INFO if self.config.export.require else logging.DEBUG
-            log.log(level, "exports: %s", describe_exports(self.config))
+            log.log(level, "exports: %s", describe_exports(self.config, self.loader.tokenizer))
         steps = f"{window.steps_in_epoch} steps"
         if windows > 1:
             steps = f"about {steps} in {windows} windows"

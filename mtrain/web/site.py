@@ -9,6 +9,7 @@ from mtrain.config.language_names import language_name
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.bergamot.write import MODEL, arithmetic, languages_of, vocabularies_in
 from mtrain.interop.export import export_model
+from mtrain.interop.formats import require_supported
 from mtrain.storage.atomic import copy_files, require_new_folder, write_new_folder, write_text
 from mtrain.storage.manifest import MANIFEST, verify_folder
 from mtrain.web.engine import copy_engine
@@ -55,9 +56,12 @@ def _export_of(model: Path) -> ExportInfo | None:
 
 
 def _direction(model: Path) -> tuple[str, str]:
-    """The codes of the languages of a model. Raises ModelError if they are unknown."""
+    """The codes of the languages of a model. Raises ModelError if they are unknown, or if the engine does not
+    support the model."""
     exported = _export_of(model)
     config = read_settings(model) if exported is None else exported.config
+    if exported is None:
+        require_supported(model, config, "bergamot")
     try:
         return languages_of(config)
     except ModelError as error:

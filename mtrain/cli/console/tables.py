@@ -75,7 +75,7 @@ def wrap_signature(text: str, beside: int) -> str:
 
 
 def plain_table(rows: TableRows, left: Sequence[int], indent: int = 0) -> Iterator[str]:
-    """Yield the rows as lines, in columns; those of `left` are aligned to the left, others to the right."""
+    """Yield the rows as lines. The columns `left` are aligned on the left, the others on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (

@@ -150,7 +150,6 @@ def evaluate(
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     from mtrain.evaluation.comet import DEFAULT_MODEL, CometProcess, comet_python
-    from mtrain.evaluation.compare import require_seed
 
     python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
     used_model = str(path_of(comet_model or DEFAULT_MODEL))
@@ -158,6 +157,8 @@ def evaluate(
     wanted = Metrics(names, lowercase, bleu_tokenize, process)
     wanted.make(None)  # an error before any work
     if inputs.compared:
+        from mtrain.evaluation.compare import require_seed
+
         require_seed()
     if not translating:
         evaluate_files(inputs, wanted, outputs)

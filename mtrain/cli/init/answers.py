@@ -107,7 +107,7 @@ def show_corpora(found: Inspected, sides: ChosenSides) -> None:
 
 
 def _words(answer: str) -> list[str]:
-    """The words of an answer or, if it has commas, what is between them."""
+    """Split an answer at commas or, if it has none, at spaces."""
     return [*map(str.strip, answer.split(","))] if "," in answer else answer.split()
 
 
@@ -115,6 +115,8 @@ def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSid
     """Ask which of several texts are source and target."""
 
     def parse(answer: str) -> ChosenSides:
+        if answer == suggested:  # names may have commas
+            return chosen
         words = _words(answer)
         if len(words) != 2:
             raise UsageError("give two of them, source and target, divided by a comma if names have spaces")

@@ -98,6 +98,7 @@
     if (!(event.key in moves)) return;
     event.preventDefault();
     const first = xs.findIndex((x) => x >= min), last = xs.findLastIndex((x) => x <= max);  // that are visible
+    if (first > last) return;
     const move = moves[event.key], to = now == null ? (move === Infinity ? last : first) : now + move;
     const next = Math.min(last, Math.max(first, to));
     const left = chart.valToPos(chart.data[0][next], "x");

@@ -46,6 +46,7 @@ def _describe_cuda(device: torch.device) -> Iterator[str]:
         yield f"CUDA {torch.version.cuda}"
     with suppress(PackageNotFoundError):
         yield f"Triton {version('triton')}"
+    yield "dropout masks 2"  # the version of their hashes
 
 
 def log_changes(state: TrainState, arithmetic: str, learner: Learner, ranks: Ranks) -> None:

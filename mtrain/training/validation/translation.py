@@ -156,8 +156,9 @@ class Validator:
         for rank, share in enumerate(shares):
             translations[rank :: len(shares)] = share["translations"]
         self.texts = {"source": self.sources, "reference": self.references, "translation": translations}
-        if len({*self.directions}) > 1:
-            self.texts["target_lang"] = [direction.target for direction in self.directions]
+        targets = [direction.target for direction in self.directions]
+        if {*targets} != {self.config.data.target_lang}:
+            self.texts["target_lang"] = targets
         found = {each: self._bleu_and_chrf(each, translations) for each in dict.fromkeys(self.directions)}
         bleu, chrf = (fmean(scores) for scores in zip(*found.values(), strict=True))
         by_direction = {str(direction): scores for direction, scores in found.items()}

@@ -120,6 +120,7 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
         set_up_comet(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_installation_that_fails_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     for _ in range(2):

@@ -107,7 +107,6 @@ def test_several_models_make_several_directions(exported, package, tmp_path):
     ("models", "options", "code", "message"),
     [
         (["{run}"], [], 4, "bergamot does not support this model: model.norm must be post"),
-        (["{run}"], ["--engine", "."], 2, "--engine .: does not contain"),  # before the work of exporting
         (["{model}", "{model}"], [], 2, "MODEL: several models have the same direction; give one for each"),
         (
             ["{model}"],
