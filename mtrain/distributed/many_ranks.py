@@ -67,6 +67,9 @@ def _name_device(name: str, launch: Launch) -> str:
     kind = find_accelerator() if name == "auto" else name
     if kind.startswith(("mps", "xpu")):
         raise UsageError(f"--device {name}: several processes cannot use {kind}; give --device cpu")
+    if kind == "cuda" and launch.local_rank >= (count := torch.accelerator.device_count()):
+        found = f"{launch.local_size} processes need as many GPUs, but this machine has {count}"
+        raise UsageError(f"{found}; lower --nproc-per-node, or give --device cpu")
     return f"cuda:{launch.local_rank}" if kind == "cuda" else kind
 
 

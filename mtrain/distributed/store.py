@@ -104,7 +104,7 @@ class RankStore:
                     store.set("list", json.dumps([uuid.uuid4().hex, found]))
             if store.check(["list"]):
                 listed, members = json.loads(store.get("list"))
-                if members[self.rank] == own:
+                if members[self.rank : self.rank + 1] == [own]:  # an earlier list may be shorter
                     name = listed
                     store.set(f"{name}/confirmed/{self.rank}", "")
             return bool(name) and store.check(confirmations())

@@ -105,6 +105,8 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     `agree_on_micro_batches`.
     """
     of_size = batch_type(learner.device).of_size
+    if learner.device.type == "cuda":
+        activation_bytes(learner, of_size(2, longest))  # tries the kernels, which would count
     small, large = (activation_bytes(learner, of_size(pairs, longest)) for pairs in (2, 4))
     workers, on_cpu = len(learner.replicas), learner.device.type == "cpu"
     return fit_micro_batch_tokens(small, large, longest, batch_tokens, memory, workers, on_cpu)

@@ -280,7 +280,6 @@ def test_the_number_of_lines_in_a_batch_is_limited(translator: Translator) -> No
 # ---------------------------------------------------------------------------------------------------- closing
 
 
-@linux
 def on_cuda(translator: Translator, **settings: object) -> Workers:
     """Workers that take the device for a GPU. The models are on the CPU."""
     loaded = translator.with_settings(workers=1, **settings)
@@ -328,6 +327,7 @@ def test_a_batch_that_exhausts_the_memory_of_a_gpu_is_decoded_in_halves(
     assert workers.decode(task) == expected and max(sizes[6:]) < 5  # too large ones are not tried again
 
 
+@linux
 @pytest.mark.parametrize("how", ["close", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
     run_dir: Path, how: str
