@@ -48,8 +48,8 @@ def serve(
 ) -> None:
     """Serve MODELs to clients of LibreTranslate and of OpenAI's chat API, and on a web page.
 
-    SIGTERM, Ctrl-C and other stop signals end the server once all requests are answered. /docs describes the
-    API.
+    SIGTERM, Ctrl-C and other stop signals end the server after the current requests, within 330 seconds.
+    /docs describes the API.
 
     Examples:
         mtrain serve runs/en-de runs/de-en

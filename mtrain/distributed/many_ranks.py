@@ -68,7 +68,7 @@ def _name_device(name: str, launch: Launch) -> str:
     if kind.startswith(("mps", "xpu")):
         raise UsageError(f"--device {name}: several processes cannot use {kind}; give --device cpu")
     if kind == "cuda" and launch.local_rank >= (count := torch.accelerator.device_count()):
-        found = f"{launch.local_size} processes need as many GPUs, but this machine has {count}"
+        found = f"torchrun has started {launch.local_size} processes on this machine, which has {count} GPUs"
         raise UsageError(f"{found}; lower --nproc-per-node, or give --device cpu")
     return f"cuda:{launch.local_rank}" if kind == "cuda" else kind
 

@@ -84,7 +84,7 @@ def unsupported_tokenizer(tokenizer: Tokenizer, format: Format) -> str | None:
     if format in ("argos", "pegasus") and len(models) > 1:
         return "its tokenizer has a SentencePiece model for each language"
     if format == "bergamot" and not all(map(_has_own_ids, sides)):
-        return "its tokenizer has other ids than SentencePiece, in vocab.json"
+        return "its token ids (vocab.json) are not those of its SentencePiece model"
     return None
 
 

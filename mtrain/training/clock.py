@@ -68,7 +68,7 @@ class Clock:
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
         plan = self._adapted(state.plan, written)
-        # Plans that were written after this step do not follow a new plan.
+        # A new plan invalidates the plans that were written for later steps.
         self._is_new = state.step > 0 and plan not in (state.plan, *written)
         later = [each for each in written if each.step > state.step and each.limits == plan.limits]
         # The last plan is in effect; it is also `state.plan`.
@@ -93,11 +93,11 @@ class Clock:
                 self._write(self.plans)
 
     def _adapted(self, plan: Plan | None, written: Sequence[Plan]) -> Plan:
-        """The plan of a checkpoint, or the first plan if there is none or the limits have changed. The steps
-        that were taken then count as the share of the new plan that they would be at the same speed, but
-        the warm-up, also of an encoder that was frozen, is not repeated. If an earlier process has `written`
-        a plan for these limits at this step, it is used again, although a repeated validation may have taken
-        time since."""
+        """The plan of a checkpoint, or the first plan if there is none or the limits have changed. In a new
+        plan, the steps that were taken have the share that they would have at the same speed, but the
+        warm-up, also of an encoder that was frozen, is not repeated. If an earlier process has `written` a
+        plan for these limits at this step, that plan is used again: a repeated validation may have changed
+        the speed."""
         if plan and plan.limits == self.limits:
             return plan
         step, training = self.state.step, self.training

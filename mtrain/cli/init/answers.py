@@ -119,7 +119,9 @@ def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSid
             return chosen
         words = _words(answer)
         if len(words) != 2:
-            raise UsageError("give two of them, source and target, divided by a comma if names have spaces")
+            raise UsageError(
+                "give two of them, source and target, with a comma between names that have spaces"
+            )
         return choose_sides(sides, (words[0], words[1]), (None, None))
 
     for side in sides:

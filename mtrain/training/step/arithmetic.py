@@ -46,7 +46,7 @@ def _describe_cuda(device: torch.device) -> Iterator[str]:
         yield f"CUDA {torch.version.cuda}"
     with suppress(PackageNotFoundError):
         yield f"Triton {version('triton')}"
-    yield "dropout masks 2"  # the version of their hashes
+    yield "version 2 of dropout masks"
 
 
 def log_changes(state: TrainState, arithmetic: str, learner: Learner, ranks: Ranks) -> None:
