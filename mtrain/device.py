@@ -83,7 +83,7 @@ def describe_device(device: torch.device) -> str:
 def resolve_precision(device: torch.device, setting: str) -> str:
     """The precision that a setting stands for: `fp32`, `bf16` or `fp16`.
 
-    `auto` means the one with the fastest matrix products: bf16 on GPUs since Ampere and on CPUs with
+    `auto` means the one with the fastest large matrix products: bf16 on GPUs since Ampere and on CPUs with
     instructions for it, fp16 on older GPUs with tensor cores, and fp32 elsewhere. Raises UsageError for
     another precision than fp32 on MPS and XPU devices.
     """

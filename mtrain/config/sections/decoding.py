@@ -94,7 +94,9 @@ class DecodingConfig(Section):
         "more if memory allows; in a file, 8192 means auto",
     )
     precision: Precision = Field(
-        "auto", description="precision of matrix products (on a CPU, of large ones only); auto: the fastest"
+        "auto",
+        description="precision of matrix products (on a CPU, of large ones only); auto: bf16 or fp16 if the "
+        "device has instructions for it, otherwise fp32",
     )
     workers: WorkerCount = Field(
         "auto",

@@ -94,7 +94,9 @@ class TrainingConfig(Section):
         1, description="number of latest checkpoints whose weights are averaged for validation and the model"
     )
     precision: Precision = Field(
-        "auto", description="precision of matrix products; auto: the fastest available"
+        "auto",
+        description="precision of matrix products; auto: bf16 or fp16 if the device has instructions for it, "
+        "otherwise fp32",
     )
     parallel: Literal["auto", "ddp", "fsdp"] = Field(
         "auto",
