@@ -40,12 +40,14 @@ class StopSignal:
         self.previous = handle_stop_signals(self._record, even_ignored=(signal.SIGINT, signal.SIGTERM))
         return self
 
-    def _record(self, number: int, _: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = signal.Signals(number)
             for other, handler in self.previous.items():
                 if other not in REPEATED:
                     signal.signal(other, self.second or handler)
+        elif self.second and number not in REPEATED:  # its handler was about to be replaced
+            self.second(number, frame)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
