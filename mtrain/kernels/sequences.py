@@ -3,8 +3,8 @@
 The model works on tokens (P, E), one after another. It passes an object of this module on to the few
 operations that depend on sequences: attention, positions, word dropout, the mean of a sentence. Sequences are
 `Packed` on a CUDA device in training, in losses of validation and in the encoder that decoding uses, and
-`Padded` otherwise. Both have the
-methods that the model calls, so that it does not know which one it gets; only attention does.
+`Padded` otherwise. Both have the methods that the model calls, so that it does not know which one it gets;
+only attention does.
 
 Symbols in shapes: N sequences, P tokens, T the padded length of a sequence (P = N * T if padded).
 """

@@ -11,6 +11,8 @@ from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from signal import Signals
 
+import torch
+
 from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
 from mtrain.checkpoint.state import NO_HEAD
 from mtrain.data.epochs.loader import StepInput, largest_batches, layouts_of
@@ -18,7 +20,6 @@ from mtrain.data.epochs.packed_batch import batch_type
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Window
 from mtrain.data.rewriting.rewrite import Throttle
-from mtrain.device import random_states, restore_random_states
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.kernels.reproducible import reproducible
@@ -117,12 +118,12 @@ def train_step(trainer: Trainer, step: StepInput) -> StepMetrics:
     trainer.ranks.seed_step(trainer.config.seed, number)
     trainer.learner.r_drop = r_drop_weight(number, trainer.config.training)
     trainer.learner.encoder_share = encoder_share(trainer.scheduled(number), trainer.config.training)
-    before = random_states(trainer.ranks.device)
+    before = torch.get_rng_state()  # that of a GPU is not read in each step
     try:
         with trainer.ranks.watched(), reproducible(trainer.ranks.device):
             metrics = trainer.learner.step(step.batches, step.tokens, trainer.rate(number))
     except BaseException:
-        restore_random_states(before, trainer.ranks.device)  # the steps before this one may be saved
+        torch.set_rng_state(before)  # the steps before this one may be saved
         raise
     state.step = number
     state.target_tokens_seen += step.tokens
