@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mtrain.errors import UsageError
-from mtrain.kernels.undocumented import undocumented
+from mtrain.kernels.precision import cpu_has_amx, cpu_has_bf16
 from mtrain.processes.cores import count_cores
 
 
@@ -95,15 +95,6 @@ def resolve_precision(device: torch.device, setting: str) -> str:
         capability = torch.cuda.get_device_capability(device)
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
     return "bf16" if device.type == "cpu" and cpu_has_bf16() else "fp32"
-
-
-def cpu_has_bf16() -> bool:
-    """Whether the CPU has instructions for matrix products in bf16. False if PyTorch cannot tell."""
-    if hasattr(torch.cpu, "get_capabilities"):  # in newer versions
-        capabilities = torch.cpu.get_capabilities()
-        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_tile"))
-    queries = map(undocumented, ("cpu._is_avx512_bf16_supported", "cpu._is_amx_tile_supported"))
-    return any(query() for query in queries if query is not None)
 
 
 def default_worker_count(device: torch.device) -> int:
@@ -243,13 +234,15 @@ def finishes_within(seconds: float, device: torch.device) -> bool:
 
 
 def limit_onednn_cache() -> None:
-    """Limit oneDNN's cache of compiled kernels to 64 shapes, unless the environment sets a limit.
+    """Limit oneDNN's cache of compiled kernels to 64 shapes, with AMX to 256, unless the environment sets a
+    limit.
 
-    The default limit is 1,024 or more. The shapes of training batches vary, and each cached kernel uses
-    memory. Call this before the first matrix product.
+    The default limit is 1,024 or more. The shapes of training batches vary, and each cached kernel uses about
+    half a megabyte. With AMX, training needs about 200; see `mtrain.kernels.mixed_linear`. Call this before
+    the first matrix product.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "64")
+        os.environ.setdefault(name, "256" if cpu_has_amx() else "64")
 
 
 def keep_freed_memory() -> None:

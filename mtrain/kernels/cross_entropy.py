@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mtrain.kernels.mixed_linear import surplus_rows
 from mtrain.kernels.precision import product_dtype, without_autocast
 from mtrain.kernels.triton.available import attempt, suits_kernels
 
@@ -74,6 +75,8 @@ def projected_cross_entropy(
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
+    if dtype != weight.dtype and (surplus := surplus_rows(hidden)):
+        hidden, labels = F.pad(hidden, (0, 0, 0, surplus)), F.pad(labels, (0, surplus), value=IGNORE)
     rows = chunk_rows(hidden.device.type, weight.size(0))
     with without_autocast(hidden):  # it would compute the softmax in fp32
         settings = smoothing, r_drop, dtype, with_grad, rows

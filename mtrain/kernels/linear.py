@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtrain.kernels.precision import cpu_has_amx
 from mtrain.kernels.undocumented import undocumented
 
 # On a CPU, smaller weights are used directly: the overhead of a product with a packed copy is larger than
@@ -156,8 +157,7 @@ def _rows_that_round_alike(outputs: int, inputs: int, threads: int) -> Sequence[
     On CPUs with AMX, oneDNN splits long sums in a way that depends on the sizes, on the number of `threads`
     and on the number of rows.
     """
-    has_amx = undocumented("cpu._is_amx_tile_supported")
-    if has_amx is None or not has_amx():
+    if not cpu_has_amx():
         return ()
     # Products that cancel each other leave nothing but rounding errors, so every difference shows.
     generator = torch.Generator().manual_seed(0)

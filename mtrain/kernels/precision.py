@@ -7,12 +7,32 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from mtrain.kernels.undocumented import undocumented
+
 WITHOUT_FP64 = {"mps", "xpu"}  # kinds of devices; some XPU devices have it
 
 
 def widest_float(device: torch.device) -> torch.dtype:
     """fp64, or fp32 on devices that may not have it."""
     return torch.float32 if device.type in WITHOUT_FP64 else torch.float64
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU has instructions for matrix products in bf16. False if PyTorch cannot tell."""
+    return cpu_has_amx() or _cpu_has("avx512_bf16", "cpu._is_avx512_bf16_supported")
+
+
+def cpu_has_amx() -> bool:
+    """Whether the CPU multiplies matrices by Intel's AMX. False if PyTorch cannot tell."""
+    return _cpu_has("amx_tile", "cpu._is_amx_tile_supported")
+
+
+def _cpu_has(capability: str, query: str) -> bool:
+    """Whether the CPU has a capability, which newer versions of PyTorch list, and older ones by a query."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return bool(torch.cpu.get_capabilities().get(capability))
+    function = undocumented(query)
+    return function is not None and bool(function())
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:

@@ -13,7 +13,6 @@ import torch
 from mtrain.device import (
     autocast,
     copy_to_host_async,
-    cpu_has_bf16,
     default_worker_count,
     describe_device,
     keep_freed_memory,
@@ -30,6 +29,7 @@ from mtrain.device import (
     thread_pool,
 )
 from mtrain.errors import UsageError
+from mtrain.kernels.precision import cpu_has_bf16
 from tests.support.devices import pretend
 from tests.support.undocumented import documented_only
 
@@ -169,7 +169,7 @@ def test_older_versions_of_pytorch_are_asked_by_undocumented_functions(monkeypat
     with documented_only():
         assert not cpu_has_bf16()
     queries = {"cpu._is_avx512_bf16_supported": lambda: False, "cpu._is_amx_tile_supported": lambda: present}
-    monkeypatch.setattr("mtrain.device.undocumented", queries.get)
+    monkeypatch.setattr("mtrain.kernels.precision.undocumented", queries.get)
     assert cpu_has_bf16() == present
 
 
@@ -231,11 +231,13 @@ def test_threads_of_a_pool_share_the_cores_and_leave_the_default_alone():
         torch.set_num_threads(default)
 
 
-def test_the_kernel_cache_is_limited_unless_the_user_sets_a_limit(monkeypatch):
+@pytest.mark.parametrize(("has_amx", "limit"), [(True, "256"), (False, "64")])
+def test_the_kernel_cache_is_limited_unless_the_user_sets_a_limit(monkeypatch, has_amx, limit):
+    monkeypatch.setattr("mtrain.device.cpu_has_amx", lambda: has_amx)
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     limit_onednn_cache()
-    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "64")
+    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", limit)
 
 
 def test_keeping_freed_memory_does_not_affect_results():
