@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtrain.kernels.mixed_linear import surplus_rows
+from mtrain.kernels.mixed_linear import pads_rows, shared_rows
 from mtrain.kernels.precision import product_dtype, without_autocast
 from mtrain.kernels.triton.available import attempt, suits_kernels
 
@@ -75,9 +75,12 @@ def projected_cross_entropy(
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
-    if dtype != weight.dtype and (surplus := surplus_rows(hidden)):
-        hidden, labels = F.pad(hidden, (0, 0, 0, surplus)), F.pad(labels, (0, surplus), value=IGNORE)
     rows = chunk_rows(hidden.device.type, weight.size(0))
+    if pads_rows(hidden.device, dtype):
+        last = len(hidden) % rows  # rows of the last chunk
+        surplus = min(shared_rows(last), rows) - last
+        hidden = F.pad(hidden, (0, 0, 0, surplus))
+        labels = F.pad(labels, (0, surplus), value=IGNORE)
     with without_autocast(hidden):  # it would compute the softmax in fp32
         settings = smoothing, r_drop, dtype, with_grad, rows
         return LossSums(*_ProjectedCrossEntropy.apply(hidden, weight, bias, labels, settings))  # type: ignore[no-untyped-call]

@@ -190,10 +190,11 @@ def _with_padded_rows(
     return product(padded)[:rows].view(*x.shape[:-1], -1)
 
 
-def padded_rows(rows: int) -> int:
-    """The number of rows rounded up, by at most an eighth, so that few different numbers occur.
+def padded_rows(rows: int, significant_bits: int = 4) -> int:
+    """The number of rows rounded up to some significant bits, with 4 by at most an eighth, so that few
+    different numbers occur.
 
     oneDNN compiles a kernel for each different number of rows, which takes as long as several products.
     """
-    step: int = 1 << max(0, rows.bit_length() - 4)
+    step: int = 1 << max(0, rows.bit_length() - significant_bits)
     return -(-rows // step) * step

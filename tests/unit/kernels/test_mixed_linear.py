@@ -1,5 +1,6 @@
-"""Products of training on a CPU with AMX have few shapes; the numbers stay the same."""
+"""Products of batches on a CPU with AMX share shapes; the numbers stay the same."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtrain.kernels.cross_entropy import IGNORE, projected_cross_entropy
 from mtrain.kernels.mixed_linear import linear
 
-SIZES = [1, 16, 33, 500, *range(513, 1025, 7), 1500]  # tokens of batches
+SIZES = [2, 16, 34, 500, *range(514, 1025, 6), 1500]  # tokens of batches
+
+
+def use_amx(monkeypatch: pytest.MonkeyPatch, has_amx: bool) -> None:
+    monkeypatch.setattr("mtrain.kernels.mixed_linear.cpu_has_amx", lambda: has_amx)
 
 
 class Products(TorchDispatchMode):
@@ -23,57 +28,82 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         matrices = [x for x in args if isinstance(x, Tensor) and x.dim() == 2 and x.dtype == torch.bfloat16]
-        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.linear):
             self.shapes.add(tuple(x.shape for x in matrices))
         return function(*args, **(kwargs or {}))
 
 
-def train_on(tokens: int) -> list[Tensor]:
-    """The loss of a linear map and a projection to a vocabulary, and its gradients."""
+def train_on(
+    tokens: int, vocab_size: int = 50, bias: bool = False, r_drop: float = 0.0, frozen: bool = False
+) -> list[Tensor]:
+    """The loss of two linear maps and a projection to a vocabulary, and its gradients."""
     torch.manual_seed(tokens)
-    x = torch.randn(tokens, 16).requires_grad_()
-    weight, bias = torch.randn(32, 16).requires_grad_(), torch.randn(32).requires_grad_()
-    vocabulary = torch.randn(50, 32).requires_grad_()
-    labels = torch.randint(50, (tokens,))
+    first, second, vocabulary = torch.randn(24, 16), torch.randn(32, 24), torch.randn(vocab_size, 32)
+    biases = torch.randn(24), torch.randn(32), torch.randn(vocab_size) if bias else None
+    x, labels = torch.randn(tokens, 16), torch.randint(vocab_size, (tokens,))
     labels[::5] = IGNORE
+    if r_drop:
+        labels = labels[::2].repeat_interleave(2)
+    trained = [part for part in (x, second, vocabulary, *biases) if part is not None]
+    trained += [] if frozen else [first]
+    for each in trained:
+        each.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        sums = projected_cross_entropy(linear(x, weight, bias), vocabulary, None, labels, 0.1)
-    return [sums.loss, sums.nll, *torch.autograd.grad(sums.loss, (x, weight, bias, vocabulary))]
+        hidden = linear(linear(x, first, biases[0]).relu(), second, biases[1])
+        sums = projected_cross_entropy(hidden, vocabulary, biases[2], labels, 0.1, r_drop)
+    return [sums.loss, sums.nll, *torch.autograd.grad(sums.loss, trained)]
 
 
-def test_batches_share_the_kernels_of_their_products_with_amx(monkeypatch):
+def test_batches_share_the_shapes_of_their_products_with_amx(monkeypatch):
     shapes = {}
     for has_amx in (True, False):
-        monkeypatch.setattr("mtrain.kernels.mixed_linear.cpu_has_amx", lambda has_amx=has_amx: has_amx)
+        use_amx(monkeypatch, has_amx)
         with Products() as products:
             for tokens in SIZES:
                 train_on(tokens)
         shapes[has_amx] = len(products.shapes)
-    products_of_a_batch = 6  # of the map and of the projection: forward, and for the two gradients
-    numbers_of_rows = 4 + 16  # 16 of them between 513 and 1,024
-    assert shapes == {True: products_of_a_batch * numbers_of_rows, False: products_of_a_batch * len(SIZES)}
+    products_of_a_batch = 9  # of two maps and the projection: forward, and for the gradients of both factors
+    numbers_of_rows = 5 + 16  # 16 of them between 513 and 1,024
+    assert shapes[True] == products_of_a_batch * numbers_of_rows < shapes[False]
 
 
-@pytest.mark.parametrize("tokens", SIZES)
-def test_loss_and_gradients_do_not_depend_on_the_surplus_rows(monkeypatch, tokens):
+def test_validation_shares_them_too(monkeypatch):
+    use_amx(monkeypatch, True)
+    weight, bias = torch.randn(8, 4), torch.randn(8)
+    with Products() as products, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for tokens in range(600, 641):
+            linear(torch.randn(tokens, 4), weight, bias)
+    assert len(products.shapes) == 2
+
+
+CASES = [{"tokens": tokens} for tokens in SIZES[::9]]
+CASES += [
+    {"tokens": 700, "bias": bias, "r_drop": r_drop} for bias, r_drop in product((True, False), (0, 5.0))
+]
+CASES += [{"tokens": 700, "frozen": True}, {"tokens": 690, "vocab_size": 30_000}]  # three chunks of 278 rows
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_surplus_rows_do_not_change_the_loss_and_its_gradients(monkeypatch, case):
     results = []
     for has_amx in (True, False):
-        monkeypatch.setattr("mtrain.kernels.mixed_linear.cpu_has_amx", lambda has_amx=has_amx: has_amx)
-        results.append(train_on(tokens))
-    for rounded, exact in zip(*results, strict=True):
-        assert rounded.shape == exact.shape and rounded.dtype == exact.dtype
-        torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0.02 * exact.abs().max().item())
+        use_amx(monkeypatch, has_amx)
+        results.append(train_on(**case))
+    for padded, exact in zip(*results, strict=True):
+        assert padded.shape == exact.shape and padded.dtype == exact.dtype
+        assert (padded - exact).norm() <= 5e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("has_amx", [True, False])
-def test_empty_inputs_and_inputs_of_more_dimensions(monkeypatch, has_amx):
-    monkeypatch.setattr("mtrain.kernels.mixed_linear.cpu_has_amx", lambda: has_amx)
-    weight, bias = torch.randn(8, 4, requires_grad=True), torch.randn(8, requires_grad=True)
-    for shape in ((0, 4), (2, 3, 4)):
-        x = torch.randn(shape, requires_grad=True)
-        with torch.autocast("cpu", torch.bfloat16):
-            out = linear(x, weight, bias)
-            torch.testing.assert_close(out, F.linear(x, weight, bias))
-        (gradient,) = torch.autograd.grad(out.sum(), x)
-        expected = weight.detach().bfloat16().sum(0).float().expand(shape)
-        torch.testing.assert_close(gradient, expected, rtol=0.02, atol=0.02)
+@pytest.mark.parametrize("shape", [(0, 4), (2, 3, 4)])
+def test_inputs_without_tokens_and_inputs_of_more_dimensions(monkeypatch, has_amx, shape):
+    use_amx(monkeypatch, has_amx)
+    x, weight, bias = (torch.randn(size, requires_grad=True) for size in (shape, (8, 4), (8,)))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (function(x, weight, bias) for function in (linear, F.linear))
+    for ours, theirs in zip(
+        (found, *torch.autograd.grad(found.sum(), (x, weight, bias))),
+        (expected, *torch.autograd.grad(expected.sum(), (x, weight, bias))),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)

@@ -23,7 +23,8 @@ def device() -> torch.device:
 
 @pytest.fixture(params=["triton", "operators"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Functions that have a kernel use it, or its twin in operators."""
+    """Functions that have a kernel use it, or its twin in operators, as on a CPU without AMX."""
+    monkeypatch.setattr("mtrain.kernels.mixed_linear.cpu_has_amx", lambda: False)
     for module in ("cross_entropy", "mixed_linear", "norm", "triton.available"):
         monkeypatch.setattr(f"mtrain.kernels.{module}.suits_kernels", lambda x: request.param == "triton")
     return str(request.param)
