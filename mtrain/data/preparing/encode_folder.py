@@ -21,6 +21,7 @@ from mtrain.data.preparing.encode_shards import Encoder, ShardWriter
 from mtrain.data.preparing.inputs import has_same_pairs
 from mtrain.data.reading.blocks import read_pairs
 from mtrain.data.reading.digests import SOURCES, content_hash, train_and_validation
+from mtrain.data.reading.files import files_of
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import (
     CHECK,
@@ -68,6 +69,8 @@ class FolderEncoder(NamedTuple):
         log.info("data: %s %s", message, folder.path)
         with locked_data_folder(folder):
             if not resumes:
+                for corpus in self.data.train:
+                    files_of(corpus)  # raises an error if one is missing: what the folder has stays usable
                 self._start()
             self._restore_validation()
             infos = self._write_shards({})

@@ -114,7 +114,8 @@ def require_same_inputs(folder: Path, inputs: Inputs, own: Inputs) -> None:
     corpora = corpora_of(own.settings["data"])
     for corpus, before, now in zip(corpora, inputs.contents, own.contents, strict=True):
         if before != now:
-            names = " and ".join(str(corpus[key]) for key in PATHS if key in corpus) or "the toy corpus"
+            keys = (*PATHS, "sacrebleu")
+            names = " and ".join(str(corpus[key]) for key in keys if key in corpus) or "the toy corpus"
             raise DataError(f"{folder}: was prepared from other contents of {names}; {CURE}")
 
 

@@ -150,10 +150,11 @@ def first_errors(block: Block) -> list[str]:
 
 
 def count_words(texts: Sequence[str], scripts: Sequence[str]) -> PerText:
-    """The number of words of each text. In scripts without spaces, each character counts as a word."""
+    """The number of words of each text, at least 1. In scripts without spaces, each visible character counts
+    as a word."""
     if are_spaced(scripts):
         return np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
-    return measure(texts).visible
+    return np.maximum(measure(texts).visible, 1)
 
 
 def _histogram(values: npt.NDArray[np.generic], bins: Sequence[float]) -> list[int]:

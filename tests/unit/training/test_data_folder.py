@@ -20,7 +20,8 @@ from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.prepare import open_data
 from mtrain.data.preparing.encode_folder import locked_data_folder
-from mtrain.data.store.folder import DataFolder, Summary, read_summary
+from mtrain.data.preparing.inputs import require_same_inputs
+from mtrain.data.store.folder import DataFolder, Inputs, Summary, read_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.setup.prepare_run import prepare_only
@@ -118,6 +119,16 @@ def test_a_copied_run_folder_needs_no_raw_files(make, tmp_path):
         fit_on_cpu(make(data={"folder": None}, training={"max_steps": 12}))
 
 
+def test_other_settings_without_the_raw_files_leave_the_folder_usable(make, tmp_path):
+    prepare_only(make(data={"folder": None}))
+    shutil.rmtree(tmp_path / "raw")
+    before = contents_of(tmp_path / "run/data")
+    with pytest.raises(DataError, match=r"train\.tsv: no such file"):
+        fit_on_cpu(make(data={"folder": None, "max_length": 32}))
+    assert contents_of(tmp_path / "run/data") == before
+    fit_on_cpu(make(data={"folder": None}))
+
+
 def test_the_data_of_a_run_can_be_shared(make, tmp_path):
     first = fit_on_cpu(make(data={"folder": None}))
     before = contents_of(first / "data")
@@ -196,6 +207,16 @@ def test_other_inputs_are_an_error_and_change_nothing(make, tmp_path, sections, 
     with pytest.raises(error, match=f"{message}; restore it, or give another data.folder"):
         prepare_only(make("second", **sections))
     assert contents_of(tmp_path / "shared") == before
+
+
+def test_a_changed_test_set_of_sacrebleu_is_named():
+    data = {"train": [{"tsv": "a.tsv"}], "validation": [{"sacrebleu": "wmt19", "langs": "en-de"}]}
+    before, now = (
+        Inputs({"data": {**data, "max_length": 9, "bad_lines": "error"}, "tokenizer": {}}, contents)
+        for contents in (("a", "b"), ("a", "c"))
+    )
+    with pytest.raises(DataError, match="was prepared from other contents of wmt19; "):
+        require_same_inputs(Path("data"), before, now)
 
 
 def write_unfinished(folder: Path) -> None:

@@ -69,6 +69,12 @@ def test_texts_without_letters_have_no_expected_script(corpora):
     assert found.scripts == ("", "") and not any("script" in warning for warning in list_warnings(found))
 
 
+def test_texts_without_visible_characters_count_as_one_word(corpora):
+    data = corpora([*GOOD, ("\ufe0f", "An invisible character.")]).data
+    found = check_data(data.model_copy(update={"source_lang": "zh"}))
+    assert sum(found.lengths[0]) == sum(found.lengths[1]) == 201
+
+
 def test_unusable_pairs_are_counted(corpora):
     found = check_data(corpora([*GOOD, ("", "leer"), ("a", "  "), ("caf\udce9", "x")]).data)
     assert found.sets["train"] == PairCounts(200, empty=2, bad=1)
