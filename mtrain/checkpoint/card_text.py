@@ -46,7 +46,9 @@ def _metadata(model: Description, license_: str | None) -> str:
     library = LIBRARIES[info.export.format][0] if info.export else "mtrain"
     codes = map(base_language, (config.source_lang, *config.target_languages))
     # An exported model may translate differently from the one that was scored.
-    may_differ = info.export is not None and (info.export.changed or info.export.quantization)
+    export = info.export
+    other_search = export is not None and export.format in ("argos", "bergamot")
+    may_differ = export is not None and (export.changed or export.quantization or other_search)
     scores = [] if may_differ else [score for score in info.scores if score.metric != "nll"]
     task = "text-classification" if config.model.is_classifier else "translation"
     direction = f"{config.source_lang}-{config.target_lang}"

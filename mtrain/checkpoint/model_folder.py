@@ -174,7 +174,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
     if (path / "checkpoints").is_dir():
         folder, run = _best_checkpoint(path), path
     in_run, path = run is not None, run or path
-    fingerprint = _fingerprint(folder)
+    fingerprint = folder_fingerprint(folder)
     vocabularies = [file.name for files in vocabulary_files(path / "tokenizer") for file in files]
     if in_run:
         verify_checkpoint(folder)
@@ -201,12 +201,12 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
     model = model_without_weights(architecture)  # allocates no memory before the weights are known to fit
     load_weights(model, evaluation_weights(folder) if in_run else folder / "model.safetensors")
     model.embed.make_positions()
-    if _fingerprint(folder) != fingerprint:
+    if folder_fingerprint(folder) != fingerprint:
         raise ModelError(f"{folder}: was replaced while it was loaded; try again")
     return Loaded(model.eval(), tokenizer, config, fingerprint)
 
 
-def _fingerprint(folder: Path) -> str:
+def folder_fingerprint(folder: Path) -> str:
     """SHA-256 of the manifest of a folder; empty if it cannot be read."""
     with suppress(OSError):
         return sha256(folder / MANIFEST)

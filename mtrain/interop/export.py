@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtrain.checkpoint.model_card import write_exported_card
-from mtrain.checkpoint.model_folder import load_model
+from mtrain.checkpoint.model_folder import folder_fingerprint, load_model
 from mtrain.checkpoint.model_info import ExportInfo, model_folder_of
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.decoding.search.constraints import check_forbidden_ids
+from mtrain.errors import ModelError
 from mtrain.interop.argos import pack_argos, write_argos
 from mtrain.interop.bergamot.engine import compare_with_engine, find_engine
 from mtrain.interop.bergamot.write import name_for_firefox, write_bergamot
@@ -34,11 +35,13 @@ def export_model(
     Without `texts`, they are compared on generated sentences. `overrides` are `decoding.key=value`. For
     bergamot, `engine` is the folder to find the engine in (see `find_engine`), and `firefox` chooses the file
     names of Firefox. Raises UsageError if `out` exists or a package is missing, and ModelError if the format
-    does not support the model or the exported model gives other results. If an error is raised, `out` is not
-    created.
+    does not support the model, the exported model gives other results, or `fit` has replaced the model
+    meanwhile. If an error is raised, `out` is not created.
     """
     require_new_folder(out)
     engine = find_engine(engine) if format == "bergamot" else None
+    described_by = model_folder_of(model)
+    fingerprint = folder_fingerprint(described_by)
     loaded = load_model(model, overrides)
     require_supported(model, loaded.config, format, loaded.tokenizer)
     format = concrete_format(loaded.config, format)
@@ -71,7 +74,9 @@ def export_model(
             config=_publishable(loaded.config),
             changed=bool(overrides),
         )
-        write_exported_card(model_folder_of(model), temporary, described)
+        if folder_fingerprint(described_by) != fingerprint:  # `fit` publishes better models
+            raise ModelError(f"{described_by}: was replaced while it was exported; try again")
+        write_exported_card(described_by, temporary, described)
         if format == "argos":
             pack_argos(loaded.config, temporary)
         if firefox:

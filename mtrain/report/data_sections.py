@@ -20,8 +20,9 @@ Languages = tuple[object, object]  # of source and target, not validated
 def html_data(run: RunRecords) -> str:
     """Statistics of the data and the tokenizer of a run, and the findings of its check."""
     tokenizer = config_section(run.config, "tokenizer")
+    kind = "" if tokenizer.get("path") else f"{tokenizer.get('type')}, "  # not recorded if it is reused
     facts = {
-        "Tokenizer": f"{tokenizer.get('type')}, vocabulary size {tokenizer.get('vocab_size')}, "
+        "Tokenizer": f"{kind}vocabulary size {tokenizer.get('vocab_size')}, "
         f"{'one vocabulary' if tokenizer.get('joint') else 'a vocabulary for each side'}"
     }
     if kept := run.summary.get("kept"):

@@ -185,6 +185,16 @@ def test_an_exported_model_has_a_card_of_its_own(mtrain, scored_run, tmp_path):
         assert f"Then it was exported to CTranslate2{kind}." in card.text
 
 
+@pytest.mark.parametrize(("format", "kept"), [("ctranslate2", True), ("argos", False), ("bergamot", False)])
+def test_formats_with_another_search_have_no_scores(mtrain, scored_run, tmp_path, format, kept):
+    assert mtrain("export", scored_run, tmp_path / "out", "--format", "ctranslate2")[0] == 0
+    info = read_info(tmp_path / "out")
+    export = info.export.model_copy(update={"format": format})
+    write_info(tmp_path / "out", info.model_copy(update={"export": export}))
+    write_card(tmp_path / "out")
+    assert (card_of(tmp_path / "out").data.eval_results is not None) == kept
+
+
 def test_an_edited_card_is_exported_with_a_section_on_the_format(mtrain, model_copy, tmp_path):
     (model_copy / "README.md").write_bytes(MINE)
     code, _, err = mtrain("export", model_copy, tmp_path / "served", "--format", "ctranslate2")

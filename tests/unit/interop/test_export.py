@@ -65,6 +65,20 @@ def test_empty_translations_are_exported(tokenizers, tmp_path):
     assert summary.startswith("8 sentences: 8 translations identical (greedy)")
 
 
+def test_a_model_that_is_replaced_meanwhile_is_not_exported(model_copy, tmp_path, monkeypatch):
+    original = verify.verify
+
+    def verify_while_fit_publishes(*arguments: Any, **settings: Any) -> list[str]:
+        with (model_copy / "manifest.json").open("a") as manifest:
+            manifest.write("\n")
+        return original(*arguments, **settings)
+
+    monkeypatch.setattr("mtrain.interop.export.verify", verify_while_fit_publishes)
+    with pytest.raises(ModelError, match="was replaced while it was exported; try again"):
+        export_model(model_copy, tmp_path / "out", "ctranslate2", texts=SOURCES[:1])
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_accepts_every_format():
     assert get_args(ExportFormat) == get_args(Format)
 

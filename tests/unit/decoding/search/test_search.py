@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mtrain.decoding.search.beam import Hypothesis
-from mtrain.decoding.search.search import search
+from mtrain.decoding.search.search import maximum_lengths, search
 from mtrain.model.incremental import DecodingTransformer
 from tests.support.search import EOS, assert_same, build, forced, options, sentences
 
@@ -363,3 +363,10 @@ def test_the_same_search_twice_is_identical() -> None:
     assert search([DecodingTransformer(model)], source, keep, options()) == search(
         [DecodingTransformer(model)], source, keep, options()
     )
+
+
+def test_maximum_lengths_do_not_depend_on_the_type_of_the_lengths():
+    model, decoding = DecodingTransformer(build(0)), options(max_length_ratio=1.15, max_length_offset=10)
+    for dtype in (torch.int64, torch.float32, torch.float64):
+        lengths = torch.tensor([100, 40], dtype=dtype)  # 100 * 1.15 is less than 115 in fp64
+        assert maximum_lengths([model], lengths, decoding, None).tolist() == [124, 56]
