@@ -39,6 +39,8 @@ _TOKEN = re.compile(
 _Token = re.Match[str]
 _SPACES = " \t\r\n\f"
 _SPACE = re.compile(f"[{_SPACES}]+")
+_BLANK = re.compile(r"\s|&#?\w+;?")  # or another character reference
+_LONGEST_REFERENCE = len("&NonBreakingSpace;")  # of those of white space
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
 
@@ -67,6 +69,26 @@ def _is_kept(token: _Token) -> bool:
 def _plain(token: _Token) -> str:
     """What a token is in the text without markup: text itself, a space for a block, otherwise nothing."""
     return unescape(token[0]) if token["text"] else " " * _is_block(token)
+
+
+def _begin(text: str) -> int:
+    """Where a text begins after white space, including character references such as &nbsp;."""
+    begin = 0
+    while (space := _BLANK.match(text, begin)) and unescape(space[0]).isspace():
+        begin = space.end()
+    return begin
+
+
+def _spaces_after(text: str) -> int:
+    """The number of characters of white space at the end of a text, including character references."""
+    end = len(text)
+    while end:
+        is_reference = text[end - 1] == ";"
+        begin = max(0, text.rfind("&", max(0, end - _LONGEST_REFERENCE), end)) if is_reference else end - 1
+        if not unescape(text[begin:end]).isspace():
+            break
+        end = begin
+    return len(text) - end
 
 
 def _ends(tokens: Sequence[_Token]) -> dict[int, int]:
@@ -133,15 +155,14 @@ class _Text:
 
     def __init__(self, units: Sequence[list[_Token]], keeps_spaces: bool):
         first, last = units[0][0], units[-1][-1]
-        head, tail = first["text"] or "", last["text"] or ""
-        self.begin = first.start() + len(head) - len(head.lstrip(_SPACES))  # in the source
-        self.end = last.end() - len(tail) + len(tail.rstrip(_SPACES))
+        self.begin = first.start() + _begin(first["text"] or "")  # in the source
+        self.end = last.end() - _spaces_after(last["text"] or "")
         self.root = _Element("", "", 0, sys.maxsize)
         parts, size, open_ = list[str](), 0, [self.root]
         for unit in units:
             token, name = unit[0], _name(unit[0])
             plain = "".join(map(_plain, unit))
-            plain = plain if parts else plain.lstrip(_SPACES)  # `self.begin` is after them
+            plain = plain if parts else plain.lstrip()  # `self.begin` is after spaces
             parts.append(plain if keeps_spaces else _SPACE.sub(" ", plain))
             begin, size = size, size + len(parts[-1])
             if token["end"] and name in [each.name for each in open_[1:]]:

@@ -203,3 +203,19 @@ def test_no_tag_is_lost_or_added(html, translate, draw):
 )
 def test_hostile_markup_is_not_slow(html):
     assert translated(html, same).count("x") == html.count("x")
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<td>&nbsp;Name&nbsp;</td>",
+        "<p> &nbsp; &#160;&#xA0;&emsp;One two &ensp;&NonBreakingSpace;\n</p>",
+        "<p>\u3000\u3000\u4f60\u597d\u3000</p>",
+        "<p>&nbsp;<b>One</b>&nbsp;two &amp;&nbsp;</p>",
+        "<p>\xa0&amp;nbsp; R&D; x&;</p>",
+    ],
+)
+def test_every_kind_of_space_around_a_text_is_kept(html):
+    assert translated(html, same) == html.replace("R&D; x&;", "R&amp;D; x&amp;;").replace(
+        "</b>&nbsp;", "</b>\xa0"
+    )
