@@ -57,7 +57,7 @@ class DecodingTask(NamedTuple):
 
     config: DecodingConfig
     parts: list[Part]
-    target_lang: str  # in which `decoding.mbr` compares hypotheses
+    target_lang: str  # of lines without a language tag of their own
     n_best: int = 1  # translations of each part
     alignments: bool = False
     scored: bool = True  # if False, scores and log-probabilities are NaN, and greedy search is faster
@@ -91,7 +91,8 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
         possible = _possible(found[row], ensemble.models, config, part)
         if config.mbr is not None:
             texts = ensemble.tokenizer.decode([h.ids for h in possible])
-            possible = [possible[i] for i in rank(texts, sentence_metric(config.mbr, task.target_lang))]
+            metric = sentence_metric(config.mbr, part.target_lang or task.target_lang)
+            possible = [possible[i] for i in rank(texts, metric)]
         found[row] = possible[: task.n_best]
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     alignments: Iterator[Alignment | None] = repeat(None)

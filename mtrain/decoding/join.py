@@ -23,16 +23,21 @@ def join_texts(
 ) -> Iterator[Translation]:
     """Yield the translation of each text of a window, given what was `found` for each part of the task: up to
     `task.n_best` translations, best first."""
-    penalty, space = task.config.length_penalty, sentence_separator(task.target_lang)
+    penalty = task.config.length_penalty
     parts_of_line: dict[int, list[list[Translation]]] = defaultdict(list)
+    target_langs: dict[int, str] = {}  # of lines
     for part, of_part in zip(task.parts, found, strict=True):
         parts_of_line[part.line].append(of_part)
+        target_langs[part.line] = part.target_lang or task.target_lang
     empty = Translation("", 0.0, 0.0, 0, True, alignment=() if task.alignments else None)
-    join_parts = partial(join, space=space, length_penalty=penalty)
+
+    def translation_of(line: int) -> list[Translation]:
+        space = sentence_separator(target_langs.get(line, task.target_lang))
+        return _joined(parts_of_line.get(line, [[empty]]), partial(join, space=space, length_penalty=penalty))
+
     numbers = count()  # of all lines
     for text in texts:
-        lines = islice(numbers, count_lines(text))
-        of_lines = [_joined(parts_of_line.get(i, [[empty]]), join_parts) for i in lines]
+        of_lines = [*map(translation_of, islice(numbers, count_lines(text)))]
         best, *others = _joined(of_lines, partial(_with_breaks, text=text, length_penalty=penalty))
         yield replace(best, n_best=(best, *others)) if task.n_best > 1 else best
 

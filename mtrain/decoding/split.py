@@ -117,6 +117,7 @@ class Part(NamedTuple):
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
     # For alignments: the words of the line for each source id except EOS; `NO_WORDS` for a language tag.
     words: tuple[Words, ...] = ()
+    target_lang: str | None = None  # if the line has a language tag of its own
 
 
 class _Line(NamedTuple):
@@ -126,6 +127,7 @@ class _Line(NamedTuple):
     whole: str  # as given
     text: str  # without its language tag
     tag: list[int]  # ids of the tag
+    target_lang: str | None  # that the tag names
 
 
 class Splitter(NamedTuple):
@@ -161,7 +163,8 @@ class Splitter(NamedTuple):
                 words = self._words(line, is_whole, filled)
             for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
                 prefix, key = [*self.tags.target, *prefix_ids[line.owner]], (first + index, number)
-                parts.append(Part(index, self._whole([*line.tag, *part]), prefix, key, of_part))
+                source = self._whole([*line.tag, *part])
+                parts.append(Part(index, source, prefix, key, of_part, line.target_lang))
         owners = [line.owner for line in lines]
         for owner, count in Counter(owners[part.line] for part in parts).items():
             if count > 1 and prefix_ids[owner]:
@@ -172,8 +175,8 @@ class Splitter(NamedTuple):
         """The source ids of texts without splitting them, with language tags and EOS, cut to at most `most`
         ids. `first` is the index of the first text in the whole input."""
         tagged = [self._tag_of(text, number) for number, text in enumerate(texts, first + 1)]
-        rows = self.tokenizer.encode_source([text for _, text in tagged])
-        return [self._whole([*tag, *ids], most) for (tag, _), ids in zip(tagged, rows, strict=True)]
+        rows = self.tokenizer.encode_source([text for _, text, _ in tagged])
+        return [self._whole([*tag, *ids], most) for (tag, *_), ids in zip(tagged, rows, strict=True)]
 
     def encode_target(self, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
         """The target ids of texts, with the code of their language if the model uses codes, and EOS, cut to
@@ -191,25 +194,26 @@ class Splitter(NamedTuple):
         for owner, text in enumerate(texts):
             for whole in LINE_BREAK.split(text)[::2] if "\n" in text else [text]:
                 number += 1
-                tag, rest = self._tag_of(whole, number)
-                yield _Line(owner, whole, rest, tag)
+                tag, rest, target_lang = self._tag_of(whole, number)
+                yield _Line(owner, whole, rest, tag, target_lang)
 
-    def _tag_of(self, text: str, number: int) -> tuple[list[int], str]:
-        """The ids of the language tag of a line, by default of `self.tags`, and the line without it."""
+    def _tag_of(self, text: str, number: int) -> tuple[list[int], str, str | None]:
+        """The ids of the language tag of a line, by default of `self.tags`, the line without it, and the
+        target language that it names."""
         own = list(self.tags.source)
         language, rest = split_tag(text.lstrip()) if own else (None, text)
         if language is None:
-            return own, text
+            return own, text, None
         given = text.removesuffix(rest).split()
         names = {i: self.tokenizer.source.pieces[i] for i in self.tokenizer.source.symbols}
         default = [names[i] for i in own if i in names]
         if len(given) > len(default) or not set(given) <= set(names.values()):  # not the tag of a language
-            return own, text
+            return own, text, None
         missing = default[: len(default) - len(given)]  # the source language
         if self.is_chosen and [*missing, *given] != default:
             found = f"line {number} begins with {' '.join(given)}, but {' '.join(default)} was chosen"
             raise UsageError(f"{found}; remove the tag of the line, or choose no languages")
-        return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest
+        return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest, language
 
     def _words(self, line: _Line, is_whole: bool, parts: list[list[int]]) -> list[tuple[Words, ...]]:
         """`Part.words` of the parts of a line."""

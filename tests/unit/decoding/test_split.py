@@ -8,8 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from mtrain import Translator
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.tokenizer import TokenizerConfig
+from mtrain.decoding.decode import DecodingTask
+from mtrain.decoding.join import join_texts
 from mtrain.decoding.split import Splitter, windows
+from mtrain.decoding.translation import Translation
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import TagIds, Tokenizer
@@ -124,6 +128,21 @@ def test_parts_know_the_words_of_the_line_and_of_a_tag_in_it(tagging: Tokenizer)
     [added] = Splitter(tagging, 300, "en", "long", TagIds(tag)).parts_of(["It rains."], [], 0, True)
     of_tag, of_text = added.words[: len(tag)], added.words[len(tag) :]
     assert list(of_tag) == [(-1, -1)] * len(tag) and set(of_text) == {(0, 1), (1, 2)}
+
+
+def test_sentences_are_joined_by_the_rule_of_the_language_of_the_line(tagging: Tokenizer) -> None:
+    """The default target language, Chinese, has no spaces between sentences."""
+    lines = ["<2de> It rains. The sun shines.", "It rains. The sun shines."]
+    splitter = Splitter(tagging, 300, "en", "sentences", TagIds(tagging.tag_ids("<2fr>")))
+    task = DecodingTask(DecodingConfig(), splitter.parts_of(lines, [], 0), "zh")
+    found = [
+        [Translation(text, 0.0, 0.0, 1, True)]
+        for text in ("Es regnet.", "Die Sonne scheint.", "雨。", "晴。")
+    ]
+    assert [each.text for each in join_texts(lines, task, found)] == [
+        "Es regnet. Die Sonne scheint.",
+        "雨。晴。",
+    ]
 
 
 def test_a_line_that_fits_is_split_only_in_sentences_mode(tagging: Tokenizer) -> None:
