@@ -24,7 +24,10 @@ class DecodingConfig(Section):
         1.0, ge=-10, le=10, description="alpha: scores are divided by length ** alpha; larger: longer output"
     )
     coverage_penalty: float = Field(
-        0.0, ge=0, le=10, description="beta of GNMT's coverage penalty against untranslated words; 0: off"
+        0.0,
+        ge=0,
+        le=10,
+        description="beta of GNMT's coverage penalty against untranslated words, except in sampling; 0: off",
     )
     stop: Stop = Field(
         "default",
