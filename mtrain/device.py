@@ -237,9 +237,9 @@ def limit_onednn_cache() -> None:
     """Limit oneDNN's cache of compiled kernels to 64 shapes, with AMX to 256, unless the environment sets a
     limit.
 
-    The default limit is 1,024 or more. The shapes of training batches vary, and each cached kernel uses about
-    half a megabyte. With AMX, training needs about 200; see `mtrain.kernels.mixed_linear`. Call this before
-    the first matrix product.
+    The default limit is 1,024 or more, and a cached kernel uses half a megabyte or more. Without
+    AMX, few batches share shapes; with AMX, see `mtrain.kernels.mixed_linear`. Call this before the first
+    matrix product.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "256" if cpu_has_amx() else "64")

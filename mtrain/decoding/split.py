@@ -199,7 +199,7 @@ class Splitter(NamedTuple):
 
     def _tag_of(self, text: str, number: int) -> tuple[list[int], str, str | None]:
         """The ids of the language tag of a line, by default of `self.tags`, the line without it, and the
-        target language that it names."""
+        target language that the tag of the line names."""
         own = list(self.tags.source)
         language, rest = split_tag(text.lstrip()) if own else (None, text)
         if language is None:

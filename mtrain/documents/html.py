@@ -39,8 +39,8 @@ _TOKEN = re.compile(
 _Token = re.Match[str]
 _SPACES = " \t\r\n\f"
 _SPACE = re.compile(f"[{_SPACES}]+")
-_BLANK = re.compile(r"\s|&#?\w+;?")  # or another character reference
-_LONGEST_REFERENCE = len("&NonBreakingSpace;")  # of those of white space
+# White space, or a character reference. Of those to spaces, only &nbsp and numbers need no semicolon.
+_BLANK = re.compile(r"\s|&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;", re.IGNORECASE)
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
 
@@ -72,23 +72,21 @@ def _plain(token: _Token) -> str:
 
 
 def _begin(text: str) -> int:
-    """Where a text begins after white space, including character references such as &nbsp;."""
+    """Where a text begins after white space, including references such as &nbsp;."""
     begin = 0
-    while (space := _BLANK.match(text, begin)) and unescape(space[0]).isspace():
-        begin = space.end()
+    while (blank := _BLANK.match(text, begin)) and unescape(blank[0]).isspace():
+        begin = blank.end()
     return begin
 
 
-def _spaces_after(text: str) -> int:
-    """The number of characters of white space at the end of a text, including character references."""
+def _end(text: str) -> int:
+    """Where a text ends before white space, including references such as &nbsp;."""
     end = len(text)
-    while end:
-        is_reference = text[end - 1] == ";"
-        begin = max(0, text.rfind("&", max(0, end - _LONGEST_REFERENCE), end)) if is_reference else end - 1
-        if not unescape(text[begin:end]).isspace():
+    for blank in reversed([*_BLANK.finditer(text)]):
+        if blank.end() != end or not unescape(blank[0]).isspace():
             break
-        end = begin
-    return len(text) - end
+        end = blank.start()
+    return end
 
 
 def _ends(tokens: Sequence[_Token]) -> dict[int, int]:
@@ -156,7 +154,7 @@ class _Text:
     def __init__(self, units: Sequence[list[_Token]], keeps_spaces: bool):
         first, last = units[0][0], units[-1][-1]
         self.begin = first.start() + _begin(first["text"] or "")  # in the source
-        self.end = last.end() - _spaces_after(last["text"] or "")
+        self.end = last.start() + (_end(last["text"]) if last["text"] else len(last[0]))
         self.root = _Element("", "", 0, sys.maxsize)
         parts, size, open_ = list[str](), 0, [self.root]
         for unit in units:

@@ -76,9 +76,8 @@ def projected_cross_entropy(
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
     rows = chunk_rows(hidden.device.type, weight.size(0))
-    if pads_rows(hidden.device, dtype):
-        last = len(hidden) % rows  # rows of the last chunk
-        surplus = min(shared_rows(last), rows) - last
+    last = len(hidden) % rows  # rows of the last chunk
+    if pads_rows(hidden.device, dtype) and (surplus := min(shared_rows(last), rows) - last):
         hidden = F.pad(hidden, (0, 0, 0, surplus))
         labels = F.pad(labels, (0, surplus), value=IGNORE)
     with without_autocast(hidden):  # it would compute the softmax in fp32

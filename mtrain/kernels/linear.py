@@ -191,8 +191,8 @@ def _with_padded_rows(
 
 
 def padded_rows(rows: int, significant_bits: int = 4) -> int:
-    """The number of rows rounded up to some significant bits, with 4 by at most an eighth, so that few
-    different numbers occur.
+    """The number of rows rounded up to some significant bits (4: by at most an eighth), so that few different
+    numbers occur.
 
     oneDNN compiles a kernel for each different number of rows, which takes as long as several products.
     """

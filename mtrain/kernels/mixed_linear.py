@@ -18,8 +18,8 @@ from mtrain.kernels.triton.available import attempt, suits_kernels
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b (.., O) for x (.., I), a weight (O, I) and a bias (O).
 
-    Under autocast, products may get surplus rows (see `pads_rows`), and on a GPU, the gradients of weight and
-    bias are computed in fp32, and are not rounded to the type of autocast.
+    In low precision on some CPUs, products get surplus rows (see `pads_rows`). Under autocast on a GPU, the
+    gradients of weight and bias are computed in fp32, and are not rounded to the type of autocast.
     """
     dtype = product_dtype(x)
     kernels_help = dtype != weight.dtype and suits_kernels(x) and torch.is_grad_enabled()
@@ -38,7 +38,7 @@ def pads_rows(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def shared_rows(rows: int) -> int:
-    """The number of rows with surplus ones: one of 16 numbers from 512 to 1,024, and so on."""
+    """The number of rows with surplus ones: for 513 to 1,024 rows, one of 16 numbers."""
     return padded_rows(rows, significant_bits=5)
 
 

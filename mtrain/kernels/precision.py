@@ -23,12 +23,12 @@ def cpu_has_bf16() -> bool:
 
 
 def cpu_has_amx() -> bool:
-    """Whether the CPU multiplies matrices by Intel's AMX. False if PyTorch cannot tell."""
+    """Whether the CPU has Intel's AMX instructions. False if PyTorch cannot tell."""
     return _cpu_has("amx_tile", "cpu._is_amx_tile_supported")
 
 
 def _cpu_has(capability: str, query: str) -> bool:
-    """Whether the CPU has a capability, which newer versions of PyTorch list, and older ones by a query."""
+    """Whether the CPU has a capability. Newer versions of PyTorch list them; older ones have a `query`."""
     if hasattr(torch.cpu, "get_capabilities"):
         return bool(torch.cpu.get_capabilities().get(capability))
     function = undocumented(query)

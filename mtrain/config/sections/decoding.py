@@ -27,7 +27,7 @@ class DecodingConfig(Section):
         0.0,
         ge=0,
         le=10,
-        description="beta of GNMT's coverage penalty against untranslated words, except in sampling; 0: off",
+        description="beta of GNMT's coverage penalty against untranslated words; 0: off; sampling ignores it",
     )
     stop: Stop = Field(
         "default",

@@ -70,7 +70,7 @@ class FolderEncoder(NamedTuple):
         with locked_data_folder(folder):
             if not resumes:
                 for corpus in self.data.train:
-                    files_of(corpus)  # raises an error if one is missing: what the folder has stays usable
+                    files_of(corpus)  # if one is missing, the folder must stay usable
                 self._start()
             self._restore_validation()
             infos = self._write_shards({})

@@ -68,7 +68,7 @@ def maximum_lengths(
     models: Models, lengths: Tensor, config: DecodingConfig, prefixes: Sequence[Sequence[int]] | None
 ) -> Tensor:
     """Maximum lengths (B) of the translations of sources with lengths (B), including EOS on both sides."""
-    lengths = lengths.to(widest_float(lengths.device))  # in fp32, 100 * 1.15 would be 115, not less
+    lengths = lengths.to(widest_float(lengths.device))  # in fp64, 100 * 1.15 is less than 115
     max_lengths = (lengths * config.max_length_ratio + config.max_length_offset).long()
     limit = position_limit(models)
     if prefixes is not None and any(prefixes):  # leave room for the prefix and tokens after it

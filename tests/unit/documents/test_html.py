@@ -213,6 +213,8 @@ def test_hostile_markup_is_not_slow(html):
         "<p>\u3000\u3000\u4f60\u597d\u3000</p>",
         "<p>&nbsp;<b>One</b>&nbsp;two &amp;&nbsp;</p>",
         "<p>\xa0&amp;nbsp; R&D; x&;</p>",
+        "<p>&nbspOne two&nbsp</p>",
+        "<p>&#160One two&#x00000000000000a0;</p>",
     ],
 )
 def test_every_kind_of_space_around_a_text_is_kept(html):
