@@ -18,9 +18,11 @@ from mtrain.kernels.triton.available import attempt, suits_kernels
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b (.., O) for x (.., I), a weight (O, I) and a bias (O).
 
-    In low precision on some CPUs, products get surplus rows (see `pads_rows`). Under autocast on a GPU, the
-    gradients of weight and bias are computed in fp32, and are not rounded to the type of autocast.
+    Under autocast, products on some CPUs get surplus rows (see `pads_rows`), and on a GPU, the gradients of
+    weight and bias are computed in fp32, and are not rounded to the type of autocast.
     """
+    if x.is_cpu and not torch.is_autocast_enabled("cpu"):  # first: decoding makes many small products
+        return F.linear(x, weight, bias)
     dtype = product_dtype(x)
     kernels_help = dtype != weight.dtype and suits_kernels(x) and torch.is_grad_enabled()
     if kernels_help or pads_rows(x.device, dtype):
