@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import repeat
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -77,6 +78,15 @@ def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEns
     return Ensemble(models, ensemble.tokenizer, ensemble.device, sessions, ensemble.search)
 
 
+def _metric(name: str, part: Part, task: DecodingTask) -> Any:
+    """The metric of minimum Bayes risk decoding for the language of a part; that of the task if a tokenizer
+    of the language is not installed."""
+    if part.target_lang is not None:
+        with suppress(UsageError):
+            return sentence_metric(name, part.target_lang)
+    return sentence_metric(name, task.target_lang)
+
+
 def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Translation]]:
     """Return up to `task.n_best` translations of each part, best first, with word alignments if requested.
 
@@ -91,8 +101,7 @@ def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Tr
         possible = _possible(found[row], ensemble.models, config, part)
         if config.mbr is not None:
             texts = ensemble.tokenizer.decode([h.ids for h in possible])
-            metric = sentence_metric(config.mbr, part.target_lang or task.target_lang)
-            possible = [possible[i] for i in rank(texts, metric)]
+            possible = [possible[i] for i in rank(texts, _metric(config.mbr, part, task))]
         found[row] = possible[: task.n_best]
     decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     alignments: Iterator[Alignment | None] = repeat(None)

@@ -40,7 +40,11 @@ _Token = re.Match[str]
 _SPACES = " \t\r\n\f"
 _SPACE = re.compile(f"[{_SPACES}]+")
 # White space, or a character reference. Of those to spaces, only &nbsp and numbers need no semicolon.
-_BLANK = re.compile(r"\s|&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;", re.IGNORECASE)
+_REFERENCE = r"&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;"
+_BLANK = re.compile(rf"\s|{_REFERENCE}", re.IGNORECASE)
+_LAST_REFERENCE = re.compile(rf"(?:{_REFERENCE})\Z", re.IGNORECASE)
+_LONGEST_REFERENCE = 40  # that is recognized at the end of a text
+_LONG_NUMBER = re.compile("&#[0-9]{1000,};?")
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
 
@@ -66,15 +70,20 @@ def _is_kept(token: _Token) -> bool:
     return _name(token) in _KEPT_NAMES or attributes.get("translate") == "no" or "notranslate" in classes
 
 
+def _unescape(text: str) -> str:
+    """A text without character references. Numbers that Python could not convert are no characters."""
+    return unescape(_LONG_NUMBER.sub("\ufffd", text))
+
+
 def _plain(token: _Token) -> str:
     """What a token is in the text without markup: text itself, a space for a block, otherwise nothing."""
-    return unescape(token[0]) if token["text"] else " " * _is_block(token)
+    return _unescape(token[0]) if token["text"] else " " * _is_block(token)
 
 
 def _begin(text: str) -> int:
     """Where a text begins after white space, including references such as &nbsp;."""
     begin = 0
-    while (blank := _BLANK.match(text, begin)) and unescape(blank[0]).isspace():
+    while (blank := _BLANK.match(text, begin)) and _unescape(blank[0]).isspace():
         begin = blank.end()
     return begin
 
@@ -82,10 +91,14 @@ def _begin(text: str) -> int:
 def _end(text: str) -> int:
     """Where a text ends before white space, including references such as &nbsp;."""
     end = len(text)
-    for blank in reversed([*_BLANK.finditer(text)]):
-        if blank.end() != end or not unescape(blank[0]).isspace():
+    while end:
+        if text[end - 1].isspace():
+            end -= 1
+            continue
+        reference = _LAST_REFERENCE.search(text, max(0, end - _LONGEST_REFERENCE), end)
+        if reference is None or not _unescape(reference[0]).isspace():
             break
-        end = blank.start()
+        end = reference.start()
     return end
 
 
@@ -234,11 +247,12 @@ class _Placement:
             html += escape(self._translation[done:first], quote=False)
             at, is_empty = element.begin, first == last
             before, after = self._text[max(0, at - 1) : at], self._text[at : at + 1]
-            html += " " * (is_empty and last == end and before == " " and html[-1:] not in ("", " "))
+            is_apart = before.isspace() and html[-1:] not in ("", before)
+            html += before * (is_empty and last == end and is_apart)
             content = "" if element.is_kept else self._content(element, first, last)
             html += element.start + content + element.close
             is_single = is_empty and last < end and at == element.end
-            html += " " * (is_single and after == " " and self._translation[last] != " ")
+            html += after * (is_single and after.isspace() and self._translation[last] != after)
             done = last
         return html + escape(self._translation[done:end], quote=False)
 

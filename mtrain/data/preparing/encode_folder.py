@@ -112,13 +112,13 @@ class FolderEncoder(NamedTuple):
     def _start(self) -> None:
         """Write the tokenizer, the validation pairs, and the summary of an encoding that is not complete."""
         folder, previous = self.folder, self.folder.summary
-        write_tokenizer(folder.path, self.tokenizer)
         # For example, with another tokenizer. A folder of an earlier version lacks the sizes.
         if has_same_pairs(folder.inputs, self.inputs) and "validation_sizes" in previous:
             keys = ("pairs", "validation_sha256", "validation_sizes", "rejections")
             kept = {key: previous[key] for key in keys if key in previous}
         else:
             kept = self._write_pairs()
+        write_tokenizer(folder.path, self.tokenizer)
         self.scanner.files.record_digests(folder.path)
         summary = {"fingerprint": self.inputs.fingerprint, "layout": LAYOUT, "inputs": self.inputs._asdict()}
         summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}

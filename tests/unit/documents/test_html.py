@@ -214,6 +214,8 @@ def test_hostile_markup_is_not_slow(html):
         "<p>&nbsp;<b>One</b>&nbsp;two &amp;&nbsp;</p>",
         "<p>\xa0&amp;nbsp; R&D; x&;</p>",
         "<p>&nbspOne two&nbsp</p>",
+        "<p><i class='icon'></i>\xa0Save it</p>",
+        "<p>Read more\xa0<img src='a.png'></p>",
         "<p>&#160One two&#x00000000000000a0;</p>",
     ],
 )
@@ -221,3 +223,7 @@ def test_every_kind_of_space_around_a_text_is_kept(html):
     assert translated(html, same) == html.replace("R&D; x&;", "R&amp;D; x&amp;;").replace(
         "</b>&nbsp;", "</b>\xa0"
     )
+
+
+def test_a_reference_to_a_huge_number_is_no_character():
+    assert Html(f"<p>One &#{'1' * 5000}; two</p>").texts == ["One \ufffd two"]

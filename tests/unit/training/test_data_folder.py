@@ -129,6 +129,20 @@ def test_other_settings_without_the_raw_files_leave_the_folder_usable(make, tmp_
     fit_on_cpu(make(data={"folder": None}))
 
 
+def test_a_missing_validation_set_leaves_the_folder_usable(make, tmp_path):
+    """Another tokenizer and other pairs are needed, but the validation set is gone."""
+    validation = tmp_path / "valid.tsv"
+    validation.write_text(TSV, encoding="utf-8")
+    data = {"folder": None, "validation": {"tsv": str(validation)}, "check": False}
+    prepare_only(make(data=data))
+    before = contents_of(tmp_path / "run/data")
+    shutil.move(tmp_path / "run/tokenizer", tmp_path / "tokenizer")
+    validation.unlink()
+    with pytest.raises(DataError, match=r"valid\.tsv: no such file"):
+        prepare_only(make(data={**data, "bad_lines": "skip"}, tokenizer={"vocab_size": 331}))
+    assert contents_of(tmp_path / "run/data") == before
+
+
 def test_the_data_of_a_run_can_be_shared(make, tmp_path):
     first = fit_on_cpu(make(data={"folder": None}))
     before = contents_of(first / "data")

@@ -7,9 +7,11 @@ import sacrebleu
 
 from mtrain import Translator
 from mtrain.config.languages import Direction
+from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding import decode
-from mtrain.decoding.decode import Ensemble
+from mtrain.decoding.decode import DecodingEnsemble, DecodingTask, Ensemble, decode_batch
 from mtrain.decoding.search.mbr import rank, sentence_metric
+from mtrain.decoding.split import Part
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
 from tests.support.translation import words_of
@@ -80,3 +82,23 @@ def test_hypotheses_are_ranked_in_the_language_that_is_chosen(translator: Transl
     for chosen in (free.between("en", "zh"), free.with_settings(samples=2, mbr="bleu").between("en", "zh")):
         chosen.with_settings(samples=2, mbr="bleu", workers=1).translate(["a b"])
     assert languages == ["zh", "zh"]
+
+
+def test_hypotheses_of_a_line_are_ranked_in_the_language_of_its_tag(
+    translator: Translator, monkeypatch
+) -> None:
+    """Or in the default one if its tokenizer is not installed."""
+    languages = []
+
+    def recorded(name: str, language: str) -> object:
+        languages.append(language)
+        if language == "ja":
+            raise UsageError("the BLEU tokenizer ja-mecab is not installed")
+        return sentence_metric(name, language)
+
+    monkeypatch.setattr(decode, "sentence_metric", recorded)
+    ensemble = DecodingEnsemble(translator.models, translator.tokenizer, translator.device)
+    eos = translator.tokenizer.special.eos
+    parts = [Part(0, [5, eos], [], (i, 0), (), language) for i, language in enumerate(("zh", "ja", None))]
+    decode_batch(ensemble, DecodingTask(DecodingConfig(mbr="bleu", beam_size=2), parts, "de"))
+    assert languages == ["zh", "ja", "de", "de"]
