@@ -69,7 +69,7 @@ class _MixedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         rows, low_weight = _in_rows(x, dtype), weight.to(dtype)
-        # What has the right type already is saved by another operation, too, so it takes no memory here.
+        # The operation that computed an x of this type saves x as well, so no further memory is needed.
         ctx.save_for_backward(x if x.dtype == dtype else rows, low_weight)
         ctx.dtypes = x.dtype, weight.dtype, bias.dtype
         with without_autocast(x):
