@@ -132,15 +132,15 @@ class _Line(NamedTuple):
 
 class Splitter(NamedTuple):
     """Splits texts into lines, and lines of a language into parts of at most `longest` tokens each, including
-    EOS. Each part has the ids of the languages `tags`, or of a tag that the line begins with; if the tag
-    `is_chosen`, it is an error if they differ."""
+    EOS. Each part has the ids of the languages `tags`, or of a tag that the line begins with. A tag must not
+    name another language on a side, source or target, that is `chosen`."""
 
     tokenizer: Tokenizer
     longest: int
     language: str
     mode: SplitMode = "long"  # `decoding.split`
     tags: TagIds = TagIds()
-    is_chosen: bool = False
+    chosen: tuple[bool, bool] = (False, False)
 
     def parts_of(
         self, texts: Sequence[str], prefixes: Sequence[str], first: int, alignments: bool = False
@@ -210,7 +210,8 @@ class Splitter(NamedTuple):
         if len(given) > len(default) or not set(given) <= set(names.values()):  # not the tag of a language
             return own, text, None
         missing = default[: len(default) - len(given)]  # the source language
-        if self.is_chosen and [*missing, *given] != default:
+        sides = zip(self.chosen[-len(default) :], [*missing, *given], default, strict=True)
+        if any(is_chosen and own != wanted for is_chosen, own, wanted in sides):
             found = f"line {number} begins with {' '.join(given)}, but {' '.join(default)} was chosen"
             raise UsageError(f"{found}; remove the tag of the line, or choose no languages")
         return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest, language

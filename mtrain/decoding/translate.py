@@ -51,7 +51,7 @@ class Translator:
         self.tokenizer = ensemble.tokenizer
         self.device = ensemble.device
         self.language_tags = language_tags
-        self.is_chosen = False  # whether `between` chose the languages
+        self.chosen = (False, False)  # whether `between` chose the language of the source, of the target
         self.max_length = max_length
         self.fingerprint = fingerprint
         self._originals = ensemble
@@ -103,11 +103,18 @@ class Translator:
 
     @classmethod
     def _reload(
-        cls, device: str, folders: Sequence[str], decoding: dict[str, object], chosen: Direction | None
+        cls,
+        device: str,
+        folders: Sequence[str],
+        decoding: dict[str, object],
+        direction: Direction,
+        chosen: tuple[bool, bool],
     ) -> Self:
         """The translator that `__reduce__` describes."""
         translator = cls.load(folders[0], device, ensemble=folders[1:]).with_settings(**decoding)
-        return translator if chosen is None else translator.between(chosen.source, chosen.target)
+        translator._use(translator.decoding, direction)
+        translator.chosen = chosen
+        return translator
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
         """Pickles and deep copies contain the folders and the settings, and load the models again. Raises
@@ -115,8 +122,8 @@ class Translator:
         self.workers  # noqa: B018  # an error if it is closed
         if self._loaded is None:
             raise TypeError("only a Translator that was made by Translator.load can be pickled")
-        chosen = self.direction if self.is_chosen else None
-        return type(self)._reload, (*self._loaded, self.decoding.model_dump(mode="json"), chosen)
+        settings = self.decoding.model_dump(mode="json")
+        return type(self)._reload, (*self._loaded, settings, self.direction, self.chosen)
 
     def __copy__(self) -> Self:
         """A translator that shares the models and worker processes, as `with_settings` does."""
@@ -162,9 +169,9 @@ class Translator:
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
         """A translator with the same models for other languages. None and `und` keep the current language.
         If the models have codes of languages, `de` stands for `deu_Latn` unless several codes fit.
-        Once a language is chosen, a line that begins with the tag of another language is an error. It shares
-        what `with_settings` shares. Raises UsageError if the models have no tags for these languages. Models
-        without language tags translate from any language, but only into one.
+        Once the source or target language is chosen, a line whose tag names another one is an error. The
+        translator shares what `with_settings` shares. Raises UsageError if the models have no tags for these
+        languages. Models without language tags translate from any language, but only into one.
         """
         given = [None if code == "und" else code for code in (source_lang, target_lang)]
         direction = Direction(given[0] or self.direction.source, given[1] or self.direction.target)
@@ -176,7 +183,7 @@ class Translator:
             raise UsageError(f"the model translates into {self.target_lang}, not {direction.target}; {cure}")
         other = copy.copy(self)
         other._use(self.decoding, direction)
-        other.is_chosen = self.is_chosen or any(given)
+        other.chosen = (self.chosen[0] or given[0] is not None, self.chosen[1] or given[1] is not None)
         return other
 
     @property
@@ -309,4 +316,4 @@ class Translator:
         if self.language_tags.startswith("codes") and not self.decoding.max_length_ratio:
             # For NLLB-200, 200 tokens, although sources may have 1,024: longer translations would be cut.
             longest = min(longest, self.decoding.max_length_offset)
-        return Splitter(self.tokenizer, longest, language, mode, tags, self.is_chosen)
+        return Splitter(self.tokenizer, longest, language, mode, tags, self.chosen)

@@ -76,6 +76,7 @@ def test_a_line_may_begin_with_a_language_tag(mtrain, both, corpus, tmp_path):
     code, _, err = mtrain(*job, "--to", "de")
     message = "line 3 begins with <2en>, but <2de> was chosen; remove the tag of the line"
     assert code == 2 and message in err and err.count("error") == 1
+    assert mtrain(*job, "--from", "en")[1].splitlines() == [*GERMAN[:2], ENGLISH[2]]  # leaves the target open
     same = tmp_path / "same"
     same.write_text("".join(f"<2en> {line}\n" for line in GERMAN))
     job = ["--to", "en", "--json", *ON_CPU]
@@ -89,6 +90,10 @@ def test_a_line_may_begin_with_a_language_tag(mtrain, both, corpus, tmp_path):
     given = ["--reference", corpus / "train.en", "--metrics", "chrf", "--json", "--to", "en", *ON_CPU]
     [test] = json.loads(mtrain("evaluate", both, "--source", same, *given)[1]).values()
     assert test["scores"][0]["score"] > 95
+    without = [value for value in given if value not in ("--to", "en")]
+    out = mtrain("evaluate", both, "--compare", both / "model", "--source", same, *without)[1]
+    [comparison] = json.loads(out)["same"]["comparisons"]
+    assert [system["score"] > 95 for system in comparison["scores"]] == [True, True]
 
 
 def test_the_words_of_a_given_tag_count_in_alignments(both):

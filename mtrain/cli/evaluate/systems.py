@@ -84,6 +84,7 @@ def evaluate_models(
         given = _given_test_sets(inputs, texts) if inputs.references else []
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # of the first model
+    chosen = (False, False)  # whether --from and --to chose them
 
     def translated(last: "Translator") -> "Iterator[tuple[TestSet, dict[str, Output]]]":
         names = [_name_of(path) for path in inputs.systems]
@@ -97,7 +98,9 @@ def evaluate_models(
             loaded = load_translator(path, str(ranks.device), decoding_settings, beam_size=beam_size)
             with _between(path, loaded, direction or inputs.languages) as translator:
                 loaded = translator  # which alone keeps the model in memory
-                direction = direction or translator.direction
+                if direction is None:
+                    direction, chosen = translator.direction, translator.chosen
+                translator.chosen = chosen  # so that lines may have tags, as with the first model
 
                 def work(path: Path = path, translator: "Translator" = translator) -> None:
                     if not tests:

@@ -224,7 +224,7 @@ def test_a_line_of_only_a_tag_is_empty(both: Tokenizer) -> None:
 
 
 def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> None:
-    splitter = Splitter(both, 100, "en", "long", TagIds(both.tag_ids("<en> <2fr>")), is_chosen=True)
+    splitter = Splitter(both, 100, "en", "long", TagIds(both.tag_ids("<en> <2fr>")), chosen=(True, True))
     for same in ("<2fr> It rains.", "<en> <2fr> It rains.", "It rains."):
         [part] = splitter.parts_of([same], [], 0)
         assert part.source[:-1] == both.encode_source(["<en> <2fr> It rains."])[0]
@@ -234,6 +234,23 @@ def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> Non
             splitter.parts_of(["It rains.", f"It rains.\n{other}"], [], 6)
         with pytest.raises(UsageError, match="line 2 begins with"):
             splitter.encode(["It rains.", other])
+
+
+def test_a_tag_may_name_another_language_on_the_side_that_is_not_chosen(both: Tokenizer) -> None:
+    tags = TagIds(both.tag_ids("<en> <2fr>"))
+    only_source = Splitter(both, 100, "en", "long", tags, chosen=(True, False))
+    only_target = Splitter(both, 100, "en", "long", tags, chosen=(False, True))
+    lines = {"<2de> A cat.": only_source, "<en> <2de> A cat.": only_source, "<de> <2fr> A cat.": only_target}
+    for line, splitter in lines.items():
+        expected = line if line.startswith(("<en>", "<de>")) else f"<en> {line}"
+        assert splitter.encode([line])[0][:-1] == both.encode_source([expected])[0]
+        other = only_target if splitter is only_source else only_source
+        with pytest.raises(UsageError, match="but <en> <2fr> was chosen"):
+            other.encode([line])
+    one_tag = Splitter(both, 100, "en", "long", TagIds(both.tag_ids("<2fr>")), chosen=(True, False))
+    assert one_tag.encode(["<2de> A cat."])[0][:-1] == both.encode_source(["<2de> A cat."])[0]
+    with pytest.raises(UsageError, match="but <2fr> was chosen"):
+        one_tag._replace(chosen=(False, True)).encode(["<2de> A cat."])
 
 
 @pytest.mark.parametrize(
