@@ -22,11 +22,6 @@ class PairedScore(NamedTuple):
     bootstrap_p: float | None  # of the paired bootstrap test; None for the baseline
     randomization_p: float | None  # of the paired approximate randomization test
 
-    def is_significant(self, p: float | None, baseline: "PairedScore") -> bool:
-        """Whether a p-value of this score shows a significant difference. sacreBLEU's p-values of equal
-        scores are the smallest ones, but there is no difference then."""
-        return p is not None and p < SIGNIFICANT and self.score != baseline.score
-
 
 class MetricComparison(NamedTuple):
     """The scores of several systems by one metric. The first is the baseline."""
@@ -38,11 +33,11 @@ class MetricComparison(NamedTuple):
     def rows(self) -> Iterator[list[str]]:
         """Yield a row of text for each system: name, score, mean, confidence and p-values. A star follows a
         significant p-value, a space follows any other."""
-        digits, baseline = decimals(self.metric), self.scores[0]
+        digits = decimals(self.metric)
         for each in self.scores:
             numbers = [f"{number:.{digits}f}" for number in (each.score, each.mean, each.confidence)]
             tests = [
-                "" if p is None else f"{p:.4f}{'*' if each.is_significant(p, baseline) else ' '}"
+                "" if p is None else f"{p:.4f}{'*' if p < SIGNIFICANT else ' '}"
                 for p in (each.bootstrap_p, each.randomization_p)
             ]
             yield [each.system, *numbers, *tests]
@@ -78,20 +73,33 @@ def compare_systems(
     names = [name for name in bootstrap if name != "System"]  # sacreBLEU's, such as chrF2++
     for metric, name in zip(metrics, names, strict=True):
         rows = zip(systems, bootstrap[name], randomization[name], strict=True)
-        scores = [_paired_score(system, resampled, shuffled) for system, resampled, shuffled in rows]
+        baseline = bootstrap[name][0]
+        scores = [
+            _paired_score(system, resampled, shuffled, baseline) for system, resampled, shuffled in rows
+        ]
         signatures[name].update("ar", randomization_test.n_samples)
         comparisons.append(MetricComparison(metric, scores, str(signatures[name])))
     return comparisons
 
 
-def _paired_score(system: str, resampled: str | Result, shuffled: str | Result) -> PairedScore:
-    assert isinstance(resampled, Result) and isinstance(shuffled, Result)
+def _paired_score(
+    system: str, resampled: str | Result, shuffled: str | Result, baseline: str | Result
+) -> PairedScore:
+    assert isinstance(resampled, Result) and isinstance(shuffled, Result) and isinstance(baseline, Result)
     assert resampled.mean is not None and resampled.ci is not None
     return PairedScore(  # NumPy's numbers are not valid JSON
         system,
         score=float(resampled.score),
         mean=float(resampled.mean),
         confidence=float(resampled.ci),
-        bootstrap_p=None if resampled.p_value is None else float(resampled.p_value),
-        randomization_p=None if shuffled.p_value is None else float(shuffled.p_value),
+        bootstrap_p=_p_value(resampled, baseline),
+        randomization_p=_p_value(shuffled, baseline),
     )
+
+
+def _p_value(result: Result, baseline: Result) -> float | None:
+    """The p-value of a difference from the baseline; None for the baseline itself. If there is no difference,
+    sacreBLEU returns the smallest p-value, but all resamples differ at least as much: it is 1."""
+    if result.p_value is None:
+        return None
+    return 1.0 if result.score == baseline.score else float(result.p_value)

@@ -4,7 +4,7 @@ import pytest
 import sacrebleu
 
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.compare import compare_systems
+from mtrain.evaluation.compare import SIGNIFICANT, compare_systems
 from mtrain.evaluation.metrics import make_metrics
 
 REFERENCES = [f"The dog number {n} runs in the park today." for n in range(40)]
@@ -27,12 +27,11 @@ def test_only_real_differences_are_significant():
     assert scores["baseline"].bootstrap_p is None and scores["baseline"].randomization_p is None
     assert scores["better"].score == pytest.approx(100)
     for p in ("bootstrap_p", "randomization_p"):
-        significant = [
-            name
-            for name, score in scores.items()
-            if score.is_significant(getattr(score, p), scores["baseline"])
-        ]
-        assert significant == ["better"]
+        values = {name: getattr(score, p) for name, score in scores.items() if name != "baseline"}
+        assert [name for name, value in values.items() if value < SIGNIFICANT] == ["better"]
+        assert values["same"] == 1  # sacreBLEU's is the smallest possible value
+    stars = [row[0] for row in comparison.rows() if row[-1].endswith("*")]
+    assert stars == ["better"]
     assert abs(scores["similar"].mean - scores["similar"].score) < scores["similar"].confidence
 
 
