@@ -30,6 +30,7 @@ _ISOLATED = "-I"  # from PYTHONPATH, and from the folder of a program: ours has 
 _OF_TORCHRUN = re.compile(
     r"(RANK|(LOCAL|GROUP|ROLE)_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+)$"
 )
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 GROUP = 512  # sentences that are sent at a time, so that their number can be shown
 _SHOWN = 200  # characters of an unexpected answer
 _HAS_COMET = "import importlib.util, sys; sys.exit(importlib.util.find_spec('comet') is None)"
@@ -79,8 +80,10 @@ class CometProcess:
     """A process that scores translations with COMET. It starts with the first sentences and scores all later
     ones too, because loading a model takes long. It ends with the context."""
 
-    def __init__(self, python: Path, model: str = DEFAULT_MODEL, gpus: str = "auto"):
+    def __init__(self, python: Path, model: str = DEFAULT_MODEL, device: str = "auto"):
+        """`device` is `cpu`, `cuda:N` for the GPU with this number, or another name for any GPU there is."""
         self.model, self.version = model, ""
+        gpus, self._device = "0" if device == "cpu" else "auto", device
         self._command = [str(python), _ISOLATED, str(Path(comet_process.__file__).resolve()), model, gpus]
         self._process: subprocess.Popen[str] | None = None
 
@@ -113,6 +116,10 @@ class CometProcess:
         log.info("comet: loading %s", self.model)
         # Under torchrun, COMET would take itself for one of several ranks, and wait for the others.
         environment = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.match(name)}
+        if numbered := re.fullmatch("cuda:([0-9]+)", self._device):
+            number, visible = int(numbered[1]), environment.get(_VISIBLE_GPUS)
+            chosen = visible.split(",")[number : number + 1] if visible else [numbered[1]]
+            environment[_VISIBLE_GPUS] = "".join(chosen)
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,

@@ -26,7 +26,8 @@ def load_from_checkpoint(path):
         global __version__
         of_ranks = ("RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
         alone = os.getsid(0) == os.getpid() and not any(name.startswith(of_ranks) for name in os.environ)
-        __version__ = f"alone: {alone}, HF_HOME={os.environ.get('HF_HOME')}"
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        __version__ = f"alone: {alone}, HF_HOME={os.environ.get('HF_HOME')}, GPUs={gpus}"
     return Model(path.removesuffix(".ckpt").rpartition("broken/")[2])
 
 ANSWERS = {"text": b"Loading...\n", "number": b"5\n", "bytes": b"\xe9\n", "other": b'{"loss": 1}\n',

@@ -153,7 +153,7 @@ def evaluate(
 
     python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
     used_model = str(path_of(comet_model or DEFAULT_MODEL))
-    process = CometProcess(python, used_model, gpus="0" if device == "cpu" else "auto")
+    process = CometProcess(python, used_model, device)
     wanted = Metrics(names, lowercase, bleu_tokenize, process)
     wanted.make(None)  # an error before any work
     if inputs.compared:

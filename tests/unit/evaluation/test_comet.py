@@ -88,9 +88,22 @@ def test_ranks_and_signals_do_not_reach_the_process(comet_environment, monkeypat
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_HOME", "/cache")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with CometProcess(comet_python(comet_environment), "own/environment") as process:
         assert process.score(SOURCES[:1], HYPOTHESES[:1], REFERENCES[:1]) == [0.5]
-    assert process.version == "alone: True, HF_HOME=/cache"
+    assert process.version == "alone: True, HF_HOME=/cache, GPUs=None"
+
+
+@pytest.mark.parametrize(("visible", "given", "used"), [(None, 1, "1"), ("4,6", 1, "6"), ("4,6", 2, "")])
+def test_the_gpu_of_the_option_is_the_only_one_for_the_process(
+    comet_environment, monkeypatch, visible: str | None, given: int, used: str
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with CometProcess(comet_python(comet_environment), "own/environment", f"cuda:{given}") as process:
+        process.score(SOURCES[:1], HYPOTHESES[:1], REFERENCES[:1])
+    assert process.version.endswith(f"GPUs={used}")
 
 
 def test_many_sentences_are_sent_in_groups(process, monkeypatch):
