@@ -17,11 +17,12 @@ from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
 from mtrain.config.sections.corpora import Corpus, Holdout, TextTestSet
 from mtrain.config.sections.data import DataConfig
+from mtrain.data.preparing.inputs import hashes_of_missing
 from mtrain.data.reading.blocks import good_pairs, read_corpus
-from mtrain.data.reading.files import files_by_pair, further_references
+from mtrain.data.reading.files import existing_files, files_by_pair, further_references
 from mtrain.data.reading.lines import raise_errors, read_text
 from mtrain.data.rewriting.augment import Side, change_pair
-from mtrain.data.store.folder import directions_of_validation, find_data_folder, read_summary, read_validation
+from mtrain.data.store.folder import DataFolder, directions_of_validation, read_validation
 from mtrain.decoding.problems import ProblemCounter, count_problems
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import MetricScore, score
@@ -82,8 +83,8 @@ def _lines_of_reference(corpus: Corpus, files: Sequence[Path]) -> list[str]:
 
 
 def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
-    """The validation set of a run, divided by direction: the pairs in its files or, if it is a holdout, the
-    pairs in the data folder of the run. Unreadable pairs are treated as in training.
+    """The validation set of a run, divided by direction: the pairs in its files or, if it is a holdout or
+    files are missing, the pairs in the data folder of the run. Unreadable pairs are treated as in training.
 
     Raises UsageError if there is none, DataError if it cannot be read, ModelError if the folder is damaged.
     """
@@ -91,16 +92,12 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
     if data is None:
         problem = "does not belong to a run, so it has no validation set"
         raise UsageError(f"{run_dir}: {problem}; leave out --validation")
-    if isinstance(data.validation, Holdout):
-        folder = find_data_folder(data, run_folder_of(run_dir) or run_dir)
-        if not (summary := read_summary(folder)).get("complete"):
-            cure = "restore it, or give --source and --reference"
-            raise DataError(f"{folder}: the held-out pairs are missing; {cure}")
-        pairs = read_validation(folder, summary)
-        directions = directions_of_validation(data, summary, pairs)
+    if folder := _folder_with_validation(data, run_folder_of(run_dir) or run_dir):
+        pairs = read_validation(folder.path, folder.summary)
+        directions = directions_of_validation(data, folder.summary, pairs)
     else:
         pairs, directions = [], []
-        for corpus in data.validation:
+        for corpus in data.validation if isinstance(data.validation, list) else ():
             read = list(good_pairs([corpus], data.bad_lines))
             pairs += read
             directions += [data.direction_of(corpus)] * len(read)
@@ -114,6 +111,21 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
         sources, targets = [pair.source for pair in chosen], [pair.target for pair in chosen]
         found.append(TestSet(name, sources, [targets], tagged))
     return found
+
+
+def _folder_with_validation(data: DataConfig, run_dir: Path) -> DataFolder | None:
+    """The data folder of a run if the validation pairs are read from it. Raises DataError if they are nowhere
+    else and it does not have them."""
+    if isinstance(data.validation, Holdout):
+        folder = DataFolder.of_run(data, run_dir)
+        if not folder.is_complete:
+            cure = "restore it, or give --source and --reference"
+            raise DataError(f"{folder.path}: the held-out pairs are missing; {cure}")
+        return folder
+    if all(map(existing_files, data.validation)):
+        return None
+    folder = DataFolder.of_run(data, run_dir)
+    return folder if any(hashes_of_missing(data, folder)[len(data.train) :]) else None
 
 
 def target_lang_of(path: Path) -> str:

@@ -75,6 +75,20 @@ def test_a_holdout_is_read_from_the_data_folder_of_the_run(make_config):
         validation_sets(run)
 
 
+def test_the_data_folder_replaces_missing_validation_files(make_config, corpus, tmp_path):
+    files = {"source": tmp_path / "val.en", "target": tmp_path / "val.de"}
+    for file in files.values():
+        file.write_bytes((corpus / f"train.{file.suffix[1:]}").read_bytes())
+    named = {side: str(file) for side, file in files.items()}
+    run = fit_on_cpu(make_config(data={"validation": named}, training={"max_steps": 4}))
+    before = validation_sets(run)
+    files["source"].unlink()
+    assert validation_sets(run) == before
+    shutil.rmtree(run / "data")
+    with pytest.raises(DataError, match=r"val\.en: no such file"):
+        validation_sets(run)
+
+
 def test_validation_sets_are_divided_by_direction(make_config, corpus, tmp_path):
     files = {"source": str(corpus / "train.en"), "target": str(corpus / "train.de")}
     back = {**files, "source": files["target"], "target": files["source"]}
