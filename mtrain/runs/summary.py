@@ -23,7 +23,7 @@ from mtrain.runs.json_records import read_record
 from mtrain.runs.limits import limit_reached
 from mtrain.runs.metrics import read_metrics, validation_scores
 from mtrain.runs.results import described_scores, read_results
-from mtrain.storage.manifest import INFO, MANIFEST, sha256, verify_folder
+from mtrain.storage.manifest import INFO, MANIFEST, UNLISTED, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -186,7 +186,9 @@ def _files(folder: Path) -> Files:
     damage, is_exported = None, not (folder / "config.yaml").exists()
     names = [file.relative_to(folder).as_posix() for file in vocabularies]
     try:
-        verify_folder(folder, [] if is_exported else ["config.yaml", "model.safetensors", *names])
+        listed = verify_folder(folder, [] if is_exported else ["config.yaml", "model.safetensors", *names])
+        # Without what is not part of the model, such as a CTranslate2 model that was made from it.
+        files = [*listed, *(file for name in UNLISTED if (file := folder / name).is_file())]
     except ModelError as error:
         damage = str(error)
     return Files(len(files), sum(file.stat().st_size for file in files), fingerprint, tokenizer, damage)

@@ -56,8 +56,8 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(_serialize(entries))
 
 
-def verify_folder(folder: Path, required: Sequence[str]) -> None:
-    """Compare the files of a folder with its manifest, which must list the `required` files.
+def verify_folder(folder: Path, required: Sequence[str]) -> list[Path]:
+    """Compare a folder with its manifest, which must list the `required` files. Returns all listed files.
 
     Raises ModelError naming the first difference.
     """
@@ -84,6 +84,7 @@ def verify_folder(folder: Path, required: Sequence[str]) -> None:
             raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
         if not is_same:
             raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
+    return [folder / name for name in entries]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def test_a_model_is_described(mtrain, model_copy, run_dir):
     assert rows["tokenizer"] == "SentencePiece unigram, 330 entries" and rows["origin"].startswith("trained")
     assert rows["files"].endswith("verified") and rows["license"].startswith("not stated")
     size = sum(file.stat().st_size for file in model_copy.rglob("*") if file.is_file())
+    (model_copy / "ctranslate2-cache").mkdir()
+    (model_copy / "ctranslate2-cache/model.bin").write_bytes(b"made from the model")  # not verified
     found = described(mtrain, model_copy)
     assert found["files"]["size"] == size and found["files"]["damage"] is None
     assert found["parameters"] == parameters and "progress" not in found and found["license"] is None
