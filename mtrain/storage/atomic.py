@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from safetensors import SafetensorError
@@ -74,11 +75,18 @@ def replace_durably(temporary: Path, file: Path) -> None:
 
 
 def require_new_folder(folder: Path) -> None:
-    """Raise UsageError if an output folder is the working directory or is not empty."""
+    """Raise UsageError if an output folder is the working directory or is not empty, and StorageError if it
+    cannot be created, which is tried with another name."""
     if folder.resolve() == Path.cwd():
         raise UsageError(f"{folder}: is the working directory; give another folder")
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder}: already exists and is not overwritten; give another folder")
+    parent = next(parent for parent in folder.absolute().parents if os.path.lexists(parent))
+    try:
+        with TemporaryDirectory(prefix=".", dir=parent):
+            pass
+    except OSError as error:
+        raise cannot_write(folder, error) from error
 
 
 def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:

@@ -122,6 +122,11 @@ def test_only_a_new_or_empty_folder_is_accepted_as_output(tmp_path, monkeypatch)
     for name in ("used", "used/file", "link"):
         with pytest.raises(UsageError, match="already exists and is not overwritten"):
             require_new_folder(tmp_path / name)
+    for name in ("used/file/new", "used/file/deep/new"):  # before the work whose result it is for
+        with pytest.raises(StorageError, match=f"{name}: cannot write: Not a directory"):
+            require_new_folder(tmp_path / name)
+    require_new_folder(tmp_path / "deep/new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "link", "used"]
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(UsageError, match="is the working directory"):
         require_new_folder(tmp_path / "empty")
