@@ -73,7 +73,8 @@ def find_code(code: str, known: Collection[str]) -> str:
     `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if no code or several codes fit."""
     if code in known:
         return code
-    scripts = {part for part in re.split("[-_]", code.lower())[1:] if len(part) > 3}  # others are regions
+    subtags = re.split("[-_]", code.lower())[1:]
+    scripts = {part for part in subtags if len(part) == 4 and part.isalpha()}  # others are regions, variants
     fitting = [
         one
         for one in known

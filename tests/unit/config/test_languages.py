@@ -36,6 +36,8 @@ M2M = ["de", "en", "pt", "zh"]
         ("ace_latn", NLLB, "ace_Latn"),
         ("deu_Latn", M2M, "de"),
         ("pt-BR", M2M, "pt"),
+        ("pt-BR-abl1943", M2M, "pt"),  # a variant
+        ("ca-valencia", ["cat_Latn", "deu_Latn"], "cat_Latn"),
         ("ku", ["ckb_Arab", "kmr_Latn"], "kmr_Latn"),
     ],
 )
@@ -48,7 +50,7 @@ def test_a_code_is_completed_if_one_fits(given: str, known: list[str], expected:
     [
         ("zh", NLLB, "several codes of the model fit: zho_Hans, zho_Hant; give one"),
         ("ace", NLLB, "ace_Arab, ace_Latn"),
-        ("deu_Latin", NLLB, "no such language; did you mean deu_Latn?"),
+        ("deu_Latx", NLLB, "no such language; did you mean deu_Latn?"),
         ("dex", NLLB, "did you mean deu_Latn?"),
         ("xx", M2M, "its codes are such as de, en, pt, zh"),
     ],
