@@ -32,18 +32,19 @@ _TOKEN = re.compile(
     r"<!--(?:.*?-->|.*)|<(?:[!?]|/(?![a-z]))[^>]*>?"
     # Elements that are kept and not read further.
     r"|<(?P<kept>script|style|textarea|(?:svg|math)(?![^>]*/>))(?=[\s/>])(?:.*?</(?P=kept)\b[^>]*>?|.*)"
-    r"|<(?P<end>/?)(?P<name>[a-z][^\s/>]*)(?:[^\"'>]++|\"[^\"]*\"|'[^']*')*+(?:>|[\"'].*|\Z)"
+    # A quote begins a value only after "=".
+    r"|<(?P<end>/?)(?P<name>[a-z][^\s/>]*)(?:[^=>]++|=\s*+(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z))|=)*+(?:>|\Z)"
     r"|(?P<text>[^<]+|<)",
     re.DOTALL | re.IGNORECASE,
 )
 _Token = re.Match[str]
 _SPACES = " \t\r\n\f"
 _SPACE = re.compile(f"[{_SPACES}]+")
-# White space, or a character reference. Of those to spaces, only &nbsp and numbers need no semicolon.
-_REFERENCE = r"&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;"
-_BLANK = re.compile(rf"\s|{_REFERENCE}", re.IGNORECASE)
-_LAST_REFERENCE = re.compile(rf"(?:{_REFERENCE})\Z", re.IGNORECASE)
-_LONGEST_REFERENCE = 40  # that is recognized at the end of a text
+# A character reference, white space, or other text. Of references to spaces, only &nbsp and numbers need no
+# semicolon.
+_PIECE = re.compile(r"&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;|\s+|[^\s&]+|&", re.IGNORECASE)
+# A slash at the end of a value without quotes belongs to the value.
+_ENDS_IN_SLASH = re.compile(r"=[^\s\"'>]*/>\Z")
 _LONG_NUMBER = re.compile("&#[0-9]{1000,};?")
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
@@ -60,7 +61,9 @@ def _is_block(token: _Token) -> bool:
 def _is_single(token: _Token) -> bool:
     """Whether a token has no end tag: a void or self-closing tag, a comment, text, or a whole element."""
     name = _name(token)
-    return bool(token["kept"]) or name in _VOID or (name in _INLINE and token[0].endswith("/>"))
+    if token["kept"] or name in _VOID:
+        return True
+    return name in _INLINE and token[0].endswith("/>") and not _ENDS_IN_SLASH.search(token[0])
 
 
 def _is_kept(token: _Token) -> bool:
@@ -80,26 +83,11 @@ def _plain(token: _Token) -> str:
     return _unescape(token[0]) if token["text"] else " " * _is_block(token)
 
 
-def _begin(text: str) -> int:
-    """Where a text begins after white space, including references such as &nbsp;."""
-    begin = 0
-    while (blank := _BLANK.match(text, begin)) and _unescape(blank[0]).isspace():
-        begin = blank.end()
-    return begin
-
-
-def _end(text: str) -> int:
-    """Where a text ends before white space, including references such as &nbsp;."""
-    end = len(text)
-    while end:
-        if text[end - 1].isspace():
-            end -= 1
-            continue
-        reference = _LAST_REFERENCE.search(text, max(0, end - _LONGEST_REFERENCE), end)
-        if reference is None or not _unescape(reference[0]).isspace():
-            break
-        end = reference.start()
-    return end
+def _span(text: str) -> tuple[int, int]:
+    """Where a text begins after white space, including references such as &nbsp;, and where it ends before
+    such."""
+    filled = [piece for piece in _PIECE.finditer(text) if not _unescape(piece[0]).isspace()]
+    return (filled[0].start(), filled[-1].end()) if filled else (len(text), 0)
 
 
 def _ends(tokens: Sequence[_Token]) -> dict[int, int]:
@@ -166,14 +154,16 @@ class _Text:
 
     def __init__(self, units: Sequence[list[_Token]], keeps_spaces: bool):
         first, last = units[0][0], units[-1][-1]
-        self.begin = first.start() + _begin(first["text"] or "")  # in the source
-        self.end = last.start() + (_end(last["text"]) if last["text"] else len(last[0]))
+        self.begin = first.start() + _span(first["text"] or "")[0]  # in the source
+        self.end = last.start() + (_span(last["text"])[1] if last["text"] else len(last[0]))
         self.root = _Element("", "", 0, sys.maxsize)
-        parts, size, open_ = list[str](), 0, [self.root]
+        parts, around, size, open_ = list[str](), "", 0, [self.root]
         for unit in units:
             token, name = unit[0], _name(unit[0])
             plain = "".join(map(_plain, unit))
             plain = plain if parts else plain.lstrip()  # `self.begin` is after spaces
+            plain = plain.rstrip() if token is last and token["text"] else plain  # and `self.end` before them
+            around += "-" if len(unit) > 1 else plain  # elements that are kept have their spaces
             parts.append(plain if keeps_spaces else _SPACE.sub(" ", plain))
             begin, size = size, size + len(parts[-1])
             if token["end"] and name in [each.name for each in open_[1:]]:
@@ -188,6 +178,9 @@ class _Text:
                     element.end = sys.maxsize  # unless it is closed
                     open_.append(element)
         self.text = "".join(parts)
+        # What translations lack: the white space at the ends of the text that is within elements.
+        spaces = around.partition(around.strip())[::2]
+        self.spaces = spaces if keeps_spaces else tuple(each.strip(_SPACES) for each in spaces)
 
 
 class Html:
@@ -213,6 +206,7 @@ class Html:
         words. Every tag and comment of the source occurs exactly once."""
         html, done = "", 0
         for text, (translation, alignment) in zip(self._texts, translations, strict=True):
+            translation = translation.join(text.spaces)
             html += self._source[done : text.begin] + _Placement(text, translation, alignment).html
             done = text.end
         return html + self._source[done:]

@@ -78,6 +78,8 @@ def translated(html, translate):
         ("<select><option translate=no>no<optgroup label=x><option>yes</select>", ["yes"]),
         ("<script>'class=notranslate'</script>translate=no<p>yes</p>", ["translate=no", "yes"]),
         ("<!-- no --><textarea>no</textarea> <a><img alt=no></a>", []),
+        ("<p class=\"a\"\">yes</p><p title=don't>yes</p><p title = 'a > b' x>yes</p>", ["yes"] * 3),
+        ("yes<p title='no>", ["yes"]),
         ("", []),
         ("plain", ["plain"]),
     ],
@@ -95,6 +97,7 @@ def test_texts_are_paragraphs_without_markup(html, texts):
         ("<b>red cats</b>", "<b>cats red</b>"),
         ("the <a href='x>y'><i>red</i> cats</a> sleep", "sleep <a href='x>y'>cats <i>red</i></a> the"),
         ("water<sup>1</sup> and (<b>fire</b>).", "(<b>fire</b>). and water<sup>1</sup>"),
+        ("see <a href=/x/>red cats</a> now", "now <a href=/x/>cats red</a> see"),
         ("see <img src=1> red <br>dog", "<img src=1> red see <br>dog"),
         ("one <b>two</b> <i>three</i> &lt;x&gt;", "&lt;x&gt; <i>three</i> <b>two</b> one"),
     ],
@@ -217,6 +220,10 @@ def test_hostile_markup_is_not_slow(html):
         "<p><i class='icon'></i>\xa0Save it</p>",
         "<p>Read more\xa0<img src='a.png'></p>",
         "<p>&#160One two&#x00000000000000a0;</p>",
+        "<p><b>\xa0Name</b></p>",
+        "<p><i>\u3000<b>One</b> two\xa0</i> </p>",
+        "<pre><b>    One\n  two  </b> \n</pre>",
+        "<pre> <i> One <code>a </code></i></pre>",
     ],
 )
 def test_every_kind_of_space_around_a_text_is_kept(html):
