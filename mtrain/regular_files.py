@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 
 MAX_JSON_BYTES = 2**22  # of the JSON files that describe a folder, such as its manifest
-MAX_CONFIG_BYTES = 2**18  # parsing a larger config would be slow; 200 directions take half of it
+MAX_CONFIG_BYTES = 2**18  # parsing a larger config would be slow
 MAX_LINE_BYTES = 2**24  # of a line of metrics.jsonl and samples.jsonl, which may have any number of lines
 UNLIMITED = 2**63
 # Of other files, by suffix: records such as the translations of a validation set, the validation set itself,

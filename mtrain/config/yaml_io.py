@@ -209,7 +209,11 @@ def read_yaml_file(path: Path, error: type[MtrainError] = UsageError) -> Any:
 def to_yaml(section: Section, exclude_unset: bool = False) -> str:
     """A section as YAML that `parse_yaml` reads back to an equal section; with `exclude_unset`, without the
     keys that were not set."""
-    values = section.model_dump(mode="json", exclude_unset=exclude_unset)
+    return dump_yaml(section.model_dump(mode="json", exclude_unset=exclude_unset))
+
+
+def dump_yaml(values: dict[str, Any]) -> str:
+    """A mapping of what JSON can represent as YAML that `parse_yaml` reads back."""
     text: str = yaml.dump(values, Dumper=_FastDumper, **_STYLE)
     return yaml.dump(values, Dumper=_YamlDumper, **_STYLE) if "\\" in text else text
 

@@ -14,9 +14,9 @@ from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import RUN_HEADER, describe_ancestor, has_run_config
 from mtrain.config.choices import Choice
 from mtrain.config.schema import Config
-from mtrain.config.sections.corpora import CORPUS_KINDS, Holdout
+from mtrain.config.sections.corpora import CORPUS_KINDS, CorpusSpec, Holdout
 from mtrain.config.sections.data import DataConfig
-from mtrain.config.yaml_io import to_yaml, to_yaml_line
+from mtrain.config.yaml_io import dump_yaml, to_yaml_line
 from mtrain.data.preparing.encode_folder import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.build import AnyModel
@@ -145,14 +145,26 @@ def _clean_up(run_dir: Path) -> None:
 def write_config(config: Config) -> None:
     """Write the resolved config of a run to `RUN/config.yaml`, unless it is there. Raises StorageError.
 
-    Until the recipe is chosen, only the given keys are written, since defaults would count as given.
+    Until the recipe is chosen, only the given keys are written, since defaults would count as given. Corpora
+    are always written without defaults, so that the file is hardly larger than the user's and can be read.
     """
     file = Path(config.run_dir) / "config.yaml"
-    text = RUN_HEADER + to_yaml(config, exclude_unset=config.model.preset == "auto")
+    values = config.model_dump(mode="json", exclude_unset=config.model.preset == "auto")
+    data = values["data"]
+    data["train"] = [*map(_without_defaults, config.data.train)]
+    if isinstance(config.data.validation, list):
+        data["validation"] = [*map(_without_defaults, config.data.validation)]
+    if config.data.test:
+        data["test"] = {name: _without_defaults(test) for name, test in config.data.test.items()}
+    text = RUN_HEADER + dump_yaml(values)
     with suppress(OSError):
         if read_file(file) == text.encode():
             return
     write_atomically(file, text)
+
+
+def _without_defaults(corpus: CorpusSpec) -> dict[str, Any]:
+    return corpus.model_dump(mode="json", exclude_defaults=True)
 
 
 def record_choices(run_dir: Path, choices: Sequence[Choice]) -> None:

@@ -8,11 +8,12 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
 from mtrain.config.choices import Choice
 from mtrain.config.schema import Config
+from mtrain.config.sections.corpora import CorpusSpec
 from mtrain.config.sections.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner
-from mtrain.data.preparing.inputs import describe_data
+from mtrain.data.preparing.inputs import PATHS, describe_data
 from mtrain.data.rewriting.augment import Side, with_cases
 from mtrain.data.scanning.block_check import Normalizers
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _SETTINGS = "config.yaml"
 _LEARNED_FROM = "learnt-from.json"
+# Keys of a corpus that do not say what is read of its files.
+_NOT_OF_TEXT = {*PATHS, *CorpusSpec.model_fields}
 
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
@@ -109,21 +112,28 @@ def prepare_tokenizer(
 
 def _warn_if_text_has_changed(folder: Path, config: Config, scanner: CorpusScanner) -> None:
     file = folder / _LEARNED_FROM
-    if file.exists() and read_file(file) != _describe_text(config, scanner).encode():
+    if not file.exists():
+        return
+    recorded = read_file(file)
+    if recorded != _describe_text(config, scanner, b'"corpora"' in recorded).encode():
         log.warning(
             "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
             "to learn it again, run `mtrain tokenize CONFIG --force`"
         )
 
 
-def _describe_text(config: Config, scanner: CorpusScanner) -> str:
-    """The hashes of the training text, and the settings that change what is learned from it, as JSON."""
+def _describe_text(config: Config, scanner: CorpusScanner, corpora: bool = True) -> str:
+    """The hashes of the training text, and the settings that change what is learned from it, as JSON. Earlier
+    versions did not record `corpora`: which columns, fields or splits are read."""
     filters = describe_data(config.data).get("filters")
     further = [filters] if filters else []
     if config.data.augment is not None and (cases := config.data.augment.cases):
         further.append({"augment": cases})
     if config.data.temperature is not None:
         further.append({"temperature": config.data.temperature})
+    if corpora:
+        read = [corpus.model_dump(mode="json", exclude=_NOT_OF_TEXT) for corpus in config.data.train]
+        further.append({"corpora": read})
     return json.dumps([*scanner.files.content_hashes[: len(config.data.train)], *further]) + "\n"
 
 

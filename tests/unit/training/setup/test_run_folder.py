@@ -1,8 +1,10 @@
 """Run folders: foreign files, leftovers of a crash, settings that must not change, and their tokenizer."""
 
+import json
 import logging
 import os
 import shutil
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ import torch
 import yaml
 
 from mtrain import Translator
+from mtrain.config.load import load_config
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.kernels.triton import available
+from mtrain.storage.manifest import write_manifest
 from mtrain.training.fit import fit
+from mtrain.training.setup.run_folder import write_config
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights
 
@@ -28,6 +33,18 @@ def test_settings_that_must_not_change_are_named(make_config):
     with pytest.raises(ModelError, match="no such checkpoint"):
         fit_on_cpu(make_config(), resume="nowhere")
     fit_on_cpu(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
+
+
+def test_a_run_with_hundreds_of_directions_can_be_resumed(make_config):
+    """Its config has defaults besides what is given, but must not become too large to be read."""
+    codes = ["en", "de", *(f"x{number:02}" for number in range(25))]
+    files = {"source": "train.en", "target": "train.de"}
+    corpora = [{**files, "source_lang": one, "target_lang": two} for one, two in permutations(codes, 2)]
+    data = {"train": corpora, "validation": corpora, "test": {"seen": corpora[0]}, "language_tags": "target"}
+    config = make_config(data=data)
+    Path(config.run_dir).mkdir()
+    write_config(config)
+    assert load_config(Path(config.run_dir) / "config.yaml") == config
 
 
 def test_missing_corpora_are_reported_before_any_work(make_config, tmp_path):
@@ -135,6 +152,26 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
     caplog.clear()
     fit_on_cpu(make_config(data={"train": files}, training={"max_steps": 10}))
     assert "has changed since the tokenizer" not in caplog.text  # the checkpoints need this one
+
+
+def test_a_tokenizer_of_other_columns_is_logged(make_config, corpus, tmp_path, caplog):
+    english, german = ((corpus / f"train.{language}").read_text().splitlines() for language in ("en", "de"))
+    table = tmp_path / "train.tsv"
+    table.write_text("".join(f"{en}\t{de}\t{en}\n" for en, de in zip(english, german, strict=True)))
+    learned = Path(tokenize(make_config(data={"train": {"tsv": str(table)}})).files[0]).parent
+    moved = tmp_path / "moved.tsv"
+    table.rename(moved)
+    tokenize(make_config(data={"train": {"tsv": str(moved), "name": "mine", "weight": 2}}))
+    assert "has changed since the tokenizer" not in caplog.text  # the same text
+    reversed_columns = {"tsv": str(moved), "source_column": 1, "target_column": 2}
+    tokenize(make_config(data={"train": reversed_columns}))
+    assert "has changed since the tokenizer was learned" in caplog.text
+    caplog.clear()
+    record = learned / "learnt-from.json"  # an earlier version recorded only the hash of the file
+    record.write_text(json.dumps(json.loads(record.read_text())[:1]) + "\n")
+    write_manifest(learned)
+    tokenize(make_config(data={"train": reversed_columns}))
+    assert "has changed since the tokenizer" not in caplog.text
 
 
 def test_damaged_data_is_encoded_again(make_config, caplog):
