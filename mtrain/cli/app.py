@@ -121,7 +121,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, UnicodeEncodeError) and error.encoding == encoding != "utf-8":
         return f"{error.object}: the locale's encoding cannot represent this path; set PYTHONUTF8=1", 6
     if is_out_of_memory(error):
-        return "out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8
+        return "out of memory; lower data.max_length in a new run, or decoding.batch_tokens to translate", 8
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code
     return f"bug in mtrain: {type(error).__name__}: {error}; run again with --debug for the traceback", 1

@@ -244,4 +244,4 @@ def test_16_a_sentence_that_does_not_fit_in_memory_ends_with_exit_code_8(
 
     on_training_forward(fail)
     code, _, err = mtrain("fit", config_file, "--device", "cpu", "--quiet")
-    assert code == 8 and "lower training.micro_batch_tokens" in err
+    assert code == 8 and "lower data.max_length" in err
