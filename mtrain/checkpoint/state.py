@@ -21,6 +21,13 @@ class Plan:
     total_steps: int  # after which the run ends
     next_validation: int  # the first step that may be validated
     limits: tuple[float, int | None]  # max_minutes, and the steps that other limits allow
+    validation_steps: float | None = None  # that take as long as the last validation, if that is known
+
+    @property
+    def ends_with_epochs(self) -> bool:
+        """Whether the plan has all the steps that other limits allow. With max_epochs, their number is an
+        estimate: the run ends with the last epoch."""
+        return self.limits[1] is not None and self.total_steps >= self.limits[1]
 
     def scheduled_at(self, step: int) -> float:
         """The share of the schedule that a step of the run has reached."""
@@ -43,6 +50,7 @@ class TrainState:
     target_tokens_seen: int = 0
     seconds: float = 0.0  # of training and validation
     steps_in_first_epoch: int | None = None
+    data_since: tuple[int, int] | None = None  # step and complete epochs when the data changed; None: never
     micro_batch_tokens: int | None = None
     plan: Plan | None = None  # of a run with `planned_steps`
     validation_due: bool = False  # saved before the validation of this step
@@ -111,4 +119,4 @@ ADDED_KEYS = {
     *("initial_score", "initial_scores", "best_scores", "lowest_nll", "best_metric"),
 }
 # Keys that are left out if they are empty.
-OPTIONAL_KEYS = {"fixed_shapes", "plan"}
+OPTIONAL_KEYS = {"fixed_shapes", "plan", "data_since"}

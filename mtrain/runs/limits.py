@@ -7,7 +7,8 @@ from mtrain.checkpoint.state import Plan
 from mtrain.config.sections.stages import Stage
 from mtrain.config.sections.training import TrainingConfig
 
-LATEST = 1.05  # share of max_minutes after which a run ends even if more steps are planned
+LATEST = 1.05  # share of max_minutes after which a run ends even if more steps are planned,
+DECAYED = 0.95  # if it has taken this share of the schedule of the learning rate
 
 
 class Progress(Protocol):
@@ -30,8 +31,13 @@ def limit_reached(config: TrainingConfig, progress: Progress) -> str | None:
         return f"max_epochs ({config.max_epochs})"
     if config.max_minutes is not None:
         plan = None if config.planned_steps is None else progress.plan
-        allowed = config.max_minutes * 60 * (1 if plan is None else LATEST)
-        if progress.seconds >= allowed or (plan is not None and progress.step >= plan.total_steps):
+        seconds = config.max_minutes * 60
+        if plan is None:
+            is_over = progress.seconds >= seconds
+        else:
+            is_late = progress.seconds >= LATEST * seconds and plan.scheduled_at(progress.step) >= DECAYED
+            is_over = is_late or (progress.step >= plan.total_steps and not plan.ends_with_epochs)
+        if is_over:
             return f"max_minutes ({config.max_minutes:g})"
     if config.patience is not None and progress.validations_without_improvement >= config.patience:
         return f"patience (no improvement in {config.patience} validations)"
@@ -43,15 +49,22 @@ def allowed_steps(
     stages: Sequence[Stage] | None,
     steps_in_first_epoch: int | None,
     steps_in_epoch: Callable[[int], int],
+    data_since: tuple[int, int] | None = None,
 ) -> int | None:
     """The number of steps that max_steps and max_epochs allow; None if neither is set. `steps_in_first_epoch`
-    is required for max_epochs without stages, `steps_in_epoch` of each stage (from 0) with stages."""
-    limits = [] if config.max_steps is None else [config.max_steps]
-    if config.max_epochs is not None and stages is not None:
-        limits.append(_steps_of_stages(config.max_epochs, stages, steps_in_epoch))
-    elif config.max_epochs is not None:
+    is required for max_epochs without stages, `steps_in_epoch` of each stage (from 0) with stages. Both are
+    of the present data, on which the run trains since a step and a number of complete epochs."""
+
+    def steps_of(epochs: int) -> int:
+        if stages is not None:
+            return _steps_of_stages(epochs, stages, steps_in_epoch)
         assert steps_in_first_epoch is not None
-        limits.append(config.max_epochs * steps_in_first_epoch)
+        return epochs * steps_in_first_epoch
+
+    limits = [] if config.max_steps is None else [config.max_steps]
+    if config.max_epochs is not None:
+        step, epochs = data_since or (0, 0)
+        limits.append(step + steps_of(max(epochs, config.max_epochs)) - steps_of(epochs))
     return min(limits, default=None)
 
 

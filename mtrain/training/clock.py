@@ -25,6 +25,7 @@ from mtrain.config.sections.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import StorageError
+from mtrain.runs.limits import DECAYED, LATEST
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import read_json
 
@@ -116,20 +117,23 @@ class Clock:
         state, current = self.state, self.plans[-1]
         left = max(0.0, AIM * self.budget - state.seconds)
         self._measure(seconds, left)
-        if self.later:
+        # After a long pause, or a very slow validation, the rate still has to decay. Rank 0 decides.
+        is_late = self.ranks.is_first and state.seconds >= LATEST * self.budget
+        is_late = is_late and current.scheduled_at(state.step) < DECAYED
+        if self.later and not is_late:
             if self.later[0].step <= state.step:
                 state.plan = self.later.pop(0)
                 self.plans.append(state.plan)
             return False
         is_known = self._seconds >= LEAST_SHARE * self.budget or 2 * state.step >= current.total_steps
         is_known = is_known and state.step > self._start + LEAST_STEPS
-        if not self.ranks.is_first or not is_known or state.step >= current.total_steps:
+        if not self.ranks.is_first or not (is_known or is_late) or state.step >= current.total_steps:
             return False
         plan = self._make_plan(left)
         deviation = abs(plan.total_steps - current.total_steps) * self._seconds_per_step
         least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
         changes_validation = self.is_due and plan.next_validation != current.next_validation
-        is_new = deviation > least or changes_validation
+        is_new = deviation > least or changes_validation or bool(self.later)
         if is_new and not self._try_to_write([*self.plans, plan]):
             return False  # it is tried again after the next step
         self.is_due = False
@@ -142,6 +146,7 @@ class Clock:
 
     def adopt(self) -> None:
         """Let all ranks have the new plan of rank 0."""
+        self.later = []
         self.plans = self._from_first(self.plans)
         self.state.plan = self.plans[-1]
 
@@ -166,7 +171,8 @@ class Clock:
         """How many steps took as long as the last validation. The next one is assumed to take as many: a
         slower machine also validates more slowly."""
         if self._validation is None:
-            return ASSUMED_COST * self.training.validate_every
+            recorded = self.plans[-1].validation_steps  # by an earlier process
+            return ASSUMED_COST * self.training.validate_every if recorded is None else recorded
         return self._validation / fmean(self._around or [self._seconds_per_step])
 
     def _measure(self, seconds: float, left: float) -> None:
@@ -182,7 +188,8 @@ class Clock:
         """A plan for the seconds that are left for training, validation and saving."""
         current, step = self.plans[-1], self.state.step
         each, every = self._seconds_per_step, self.training.validate_every
-        validation = self._validation_steps * each
+        validation_steps = self._validation_steps
+        validation = validation_steps * each
         # The number of validations, including the last one.
         possible = math.ceil((current.total_steps - step) / every)
         allowance = VALIDATION_SHARE * self.budget - self.spent
@@ -195,7 +202,9 @@ class Clock:
             next_validation = total  # the last one
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
-        return Plan(step, current.scheduled_at(step), total, next_validation, self.limits)
+        is_measured = self._validation is not None or current.validation_steps is not None
+        cost = validation_steps if is_measured else None
+        return Plan(step, current.scheduled_at(step), total, next_validation, self.limits, cost)
 
     def _try_to_write(self, plans: list[Plan]) -> bool:
         """Write all plans, if possible. Returns whether it was. If not, a new plan must not take effect."""

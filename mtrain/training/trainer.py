@@ -63,7 +63,9 @@ class Trainer:
         if length is None and training.max_epochs is not None and stages is None:
             length = self.planner.steps_in_epoch(0)
         self.state = replace(state, micro_batch_tokens=micro_batch, steps_in_first_epoch=length)
-        self.allowed_steps = allowed_steps(training, stages, length, self.planner.steps_in_epoch)
+        self.allowed_steps = allowed_steps(
+            training, stages, length, self.planner.steps_in_epoch, state.data_since
+        )
         self.clock: Clock | None = None
         if training.planned_steps is None:
             self.state.plan = None  # of an earlier clock, which knows nothing of the steps from now on

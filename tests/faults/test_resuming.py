@@ -29,7 +29,7 @@ from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.saves import Killed, fail_writes, save_in_background
-from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights, with_bleu
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights, with_bleu
 
 
 @pytest.mark.parametrize("every", [499, pytest.param(1, marks=pytest.mark.slow)])
@@ -224,6 +224,34 @@ def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path,
         make_config(data={"train": files}, training={"max_steps": 12})
     )  # the changed corpus is the run's now
     assert "the training data has changed" not in caplog.text
+
+
+@pytest.mark.parametrize("before", [2, 5])
+def test_10_the_rate_decays_until_the_last_epoch_on_data_of_another_size(
+    make_config, tmp_path, corpus, before
+):
+    """The steps of the earlier epochs differ from those of the later ones."""
+    files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
+
+    def config(epochs: int, copies: int):
+        for side, language in (("source", "en"), ("target", "de")):
+            Path(files[side]).write_bytes(copies * (corpus / f"train.{language}").read_bytes())
+        limits = {"max_steps": None, "max_epochs": epochs, "schedule": "linear", "log_every": 1}
+        return make_config(data={"train": files}, training=limits)
+
+    run = fit_on_cpu(config(before, copies=4))
+    fit(config(6, copies=1), device="cpu", allow_data_change=True)
+    fit_on_cpu(config(6, copies=1))  # the state knows when the data changed
+    fit_on_cpu(config(7, copies=1))
+    rates = [line["learning_rate"] for line in read_metrics(run) if "learning_rate" in line]
+    epochs = [line["epoch"] for line in read_metrics(run) if "learning_rate" in line]
+    of_last = [rate for rate, epoch in zip(rates, epochs, strict=True) if epoch == max(epochs)]
+    assert max(epochs) == 7 and len(of_last) < epochs.count(1)
+    assert rates[-1] == pytest.approx(0, abs=1e-9)
+    later = rates[epochs.index(before + 1) : -1]
+    zeros = [epoch for rate, epoch in zip(rates, epochs, strict=True) if rate == 0]
+    assert set(zeros) <= {before, 6, 7} and len(zeros) == 3  # the last step of each call of `fit`
+    assert max(later) > 0
 
 
 @pytest.mark.parametrize("trained", [True, pytest.param(False, marks=pytest.mark.slow)])

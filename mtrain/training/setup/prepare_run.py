@@ -202,4 +202,6 @@ def _accept_changes(state: TrainState, adapted: TrainState) -> TrainState:
     is_in_epoch = bool(state.position.window or state.position.step)
     if is_in_epoch or state.data_fingerprint != adapted.data_fingerprint:
         log.warning("%s; restarting epoch %d", reason, state.epoch + 1)
-    return replace(adapted, position=state.position._replace(window=0, step=0), steps_in_first_epoch=None)
+    position = state.position._replace(window=0, step=0)
+    since = (state.step, state.epoch)  # for `allowed_steps`: earlier epochs had other lengths
+    return replace(adapted, position=position, steps_in_first_epoch=None, data_since=since)

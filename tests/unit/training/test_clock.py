@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from mtrain.checkpoint.state import Plan, TrainState
 from mtrain.config.sections.training import Schedule, TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
+from mtrain.runs.limits import limit_reached
 from mtrain.runs.summary import read_progress
 from mtrain.training import clock as clock_module
 from mtrain.training.clock import Clock
@@ -68,7 +70,7 @@ class Simulation:
             seconds = step(self.state.seconds / SECONDS) * rng.lognormvariate(-(noise**2) / 2, noise)
             self.state.seconds += seconds
             clock.add_step(seconds)
-            last = self.state.step >= clock.plans[-1].total_steps
+            last = limit_reached(training, self.state) is not None
             if last or (self.state.step % every == 0 and clock.allows_validation()):
                 seconds = validation(self.state.seconds / SECONDS)
                 self.state.seconds += seconds
@@ -133,6 +135,51 @@ def test_if_a_machine_keeps_its_speed_the_rates_are_those_that_were_planned(tmp_
     assert len(run.rates) == pytest.approx(STEPS, rel=0.01)
     planned = [learning_rate(step, training, STEPS) for step in range(1, STEPS + 1)]
     assert all(abs(one - other) < 0.02 for one, other in zip(run.rates, planned, strict=False))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.7])
+@pytest.mark.parametrize("schedule", ["wsd", "cosine"])
+def test_after_a_pause_beyond_the_limit_the_rate_still_decays(tmp_path, share, schedule):
+    """Such as Ctrl-Z, or a validation that takes longer than the limit allows."""
+    pauses = iter([2.0 * SECONDS])
+
+    def step(passed: float) -> float:
+        return next(pauses, 0.11) if passed > share else 0.11
+
+    run = Simulation(tmp_path, step, lambda t: 0.6, noise=0.0, schedule=schedule)
+    training = TrainingConfig(max_minutes=SECONDS / 60, planned_steps=STEPS)
+    assert limit_reached(training, run.state) == "max_minutes (2)"
+    assert run.rates[-1] < 0.1 * max(run.rates)
+    assert run.end == pytest.approx(2 + share + 0.02, abs=0.02)
+
+
+def test_a_late_run_ends_if_its_rate_has_decayed():
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100)
+    plan = Plan(0, 0.0, 100, 0, (1.0, None))
+    late = [TrainState(step=step, seconds=63.1, plan=plan) for step in (94, 95)]
+    assert [limit_reached(training, state) for state in late] == [None, "max_minutes (1)"]
+
+
+def test_by_the_clock_the_last_epoch_is_complete_if_there_is_time():
+    """The number of steps in all epochs is an estimate."""
+    training = TrainingConfig(max_minutes=9.0, planned_steps=100, max_epochs=2)
+    state = TrainState(step=60, seconds=6.0, plan=Plan(50, 0.9, 60, 0, (9.0, 60)))
+    assert limit_reached(training, state) is None
+    state.position = state.position._replace(epoch=2)
+    assert limit_reached(training, state) == "max_epochs (2)"
+
+
+def test_a_resumed_run_knows_how_long_validations_take(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="cosine", validate_every=50)
+    clock = Clock(tmp_path, training, TrainState(), single(), most=None)
+    advance(clock, 0.5, steps=50)
+    clock.state.seconds += 4.0
+    clock.add_validation(4.0)
+    assert any(advance(clock, 0.5, steps=2))
+    resumed = Clock(tmp_path, training, replace(clock.state), single(), most=None)
+    total = clock.plans[-1].total_steps
+    advance(resumed, 0.5, steps=total - clock.state.step)
+    assert resumed.plans[-1].total_steps == total and resumed.state.seconds < 56
 
 
 def test_a_step_that_takes_long_once_does_not_shorten_the_run(tmp_path):
