@@ -13,7 +13,7 @@ from signal import Signals
 
 import torch
 
-from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
+from mtrain.checkpoint.checkpoint import checkpoint_folders, last_validated, rename_newer_checkpoints
 from mtrain.checkpoint.state import NO_HEAD
 from mtrain.data.epochs.loader import StepInput, largest_batches, layouts_of
 from mtrain.data.epochs.packed_batch import batch_type
@@ -205,14 +205,19 @@ def _count_validation(trainer: Trainer, seconds: float) -> None:
 
 
 def _finish_last_validation(trainer: Trainer) -> None:
-    """Repeat a validation that was interrupted, and publish the best weights. Nothing changes if a finished
-    run resumes from another checkpoint than its newest."""
+    """Repeat a validation that was interrupted, and publish the best weights. The weights are also validated
+    if a lowered limit ends the run at once. Nothing changes if a finished run resumes from another checkpoint
+    than its newest."""
     if trainer.checkpoint is None:
         return
-    due, last = trainer.state.validation_due, trainer.limit_reached() is not None
+    last = trainer.limit_reached() is not None
     is_newest = trainer.ranks.broadcast(checkpoint_folders(trainer.run_dir)[-1:] == [trainer.checkpoint])
     if last and not is_newest:
         return
+    if last:
+        validated = trainer.ranks.broadcast(last_validated(trainer.run_dir))
+        trainer.state.validation_due |= validated != trainer.state.step
+    due = trainer.state.validation_due
     _validate_checkpoint(trainer, last)
     if not last and trainer.limit_reached():  # see `_finish_if_limit_reached`
         _validate_checkpoint(trainer, last=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from mtrain import Translator
+from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
+from mtrain.checkpoint.model_info import read_info
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.errors import DataError, ModelError
@@ -255,6 +258,22 @@ def test_a_finished_run_resumes_only_when_its_limit_is_raised(make_config, caplo
     assert "already finished: max_steps (8)" in caplog.text and last_checkpoint(run) == before
     fit_on_cpu(make_config(training={"max_steps": 10}))
     assert "training.max_steps: 10, was 8" in caplog.text and last_checkpoint(run).name == "step-00000010"
+
+
+def test_a_run_that_a_lowered_limit_ends_is_validated_once(make_config):
+    def fit_to(steps: int) -> list[int]:
+        recipe = {"max_steps": steps, "validate_every": 100, "checkpoint_every": 4}
+        run = fit_on_cpu(make_config(training=recipe))
+        return [line["step"] for line in read_metrics(run) if "validation" in line]
+
+    assert fit_to(8) == [8]
+    run = Path(make_config().run_dir)
+    for part in (last_checkpoint(run), run / "model"):
+        shutil.rmtree(part)  # as if it had been stopped at step 4
+    (run / "checkpoints/index.json").unlink()
+    assert fit_to(4) == fit_to(4) == [4] and read_info(run / "model").training.steps == 4
+    assert fit_to(8) == [4, 8]
+    assert open_checkpoint(last_checkpoint(run)).state.best_step in (4, 8)
 
 
 def test_metrics_have_the_documented_fields_and_each_step_once(make_config):
