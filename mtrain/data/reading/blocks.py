@@ -86,8 +86,10 @@ def read_blocks(
         yield from _read_lines(corpus, digests, size, start, by_range)
         return
     records: Any = load_dataset(corpus) if isinstance(corpus, HubCorpus) else toy_pairs(corpus.toy)
-    if fields and (columns := columns_of(fields, records.column_names)):
-        records = records.select_columns(columns)
+    if fields:  # without columns such as audio, which take long to decode or cannot be decoded
+        decoded = [name for name, feature in records.features.items() if hasattr(feature, "decode_example")]
+        others = [name for name in records.column_names if name not in decoded]
+        records = records.select_columns(columns_of(fields, records.column_names) or others)
     for begin in range(start.first - 1, len(records), size):
         block = records[begin : begin + size]
         if isinstance(block, dict):  # the columns of a table

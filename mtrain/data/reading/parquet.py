@@ -81,6 +81,11 @@ def _to_rows(batch: pa.RecordBatch) -> list[Row]:
         if len(batch) == 1:
             return [error]
         return [row for number in range(len(batch)) for row in _to_rows(batch.slice(number, 1))]
+    except OverflowError as error:  # for dates that Python cannot represent
+        others = [field.name for field in batch.schema if not pa.types.is_temporal(field.type)]
+        if len(others) == batch.num_columns:
+            raise ValueError(str(error)) from error
+        return _to_rows(batch.select(others))
 
 
 def _end_of(group: pq.RowGroupMetaData) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from io import BytesIO
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -396,6 +397,32 @@ def test_parquet_files_are_hashed_while_they_are_read(tmp_path: Path):
     assert isinstance(blocks, Generator)
     blocks.close()
     assert not digests
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.duration("s")])
+def test_a_parquet_column_of_dates_that_python_cannot_have_is_not_read(tmp_path: Path, kind: pa.DataType):
+    dates = pa.array([2**31 - 1 if kind == pa.date32() else 2**62, 0], kind)
+    pq.write_table(pa.table({"en": ["a", "b"], "day": dates, "fr": ["x", "y"]}), tmp_path / "a.parquet")
+    assert read(parquet=tmp_path / "a.parquet", **FIELDS) == [("a", "x"), ("b", "y")]
+    with pytest.raises(DataError, match="no field 'de'; available fields: en, fr"):
+        read(parquet=tmp_path / "a.parquet", source_field="en", target_field="de")
+    nested = pa.StructArray.from_arrays([dates], names=["day"])
+    pq.write_table(pa.table({"en": ["a", "b"], "more": nested}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: cannot read: "):
+        read(parquet=tmp_path / "a.parquet", **FIELDS)
+
+
+def test_the_audio_of_a_dataset_is_not_decoded(tmp_path: Path):
+    """It needs a further package. If a field is missing, the error names the others."""
+    features = datasets.Features({"en": datasets.Value("string"), "fr": datasets.Value("string")})
+    features["audio"] = datasets.Audio()
+    columns = {"en": ["a"], "fr": ["x"], "audio": [{"bytes": b"RIFF", "path": None}]}
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    pq.write_table(pa.table(columns, schema=features.arrow_schema), folder / "train.parquet")
+    assert read(hub=folder, **FIELDS) == [("a", "x")]
+    with pytest.raises(DataError, match="no field 'de'; available fields: en, fr"):
+        read(hub=folder, source_field="en", target_field="de")
 
 
 def test_bad_parquet_records(tmp_path: Path):
