@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from mtrain.config.sections.corpora import Holdout
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.scanning.block_check import LENGTH_LABELS, RATIO_LABELS
 from mtrain.data.scanning.check import Findings, segment
@@ -248,8 +247,8 @@ def require_usable(findings: Findings, data: DataConfig) -> None:
         rejected = sum(findings.rejected.values())
         reasons = f"{counts.empty:,} are empty, and data.filters rejects {rejected:,}"
         raise DataError(f"no training pair can be used; {reasons}")
-    if isinstance(data.validation, Holdout):
-        require_rest(findings.sets["train"].usable - findings.sets["validation"].usable)
+    if findings.remaining is not None:
+        require_rest(findings.remaining)
 
 
 def require_rest(pairs: int) -> None:

@@ -111,6 +111,7 @@ class Findings:
     # The first unreadable pairs of each set, with reasons.
     unreadable: dict[str, list[str]] = field(default_factory=dict)
     changes: dict[str, Changes] = field(default_factory=dict)  # by side, if there are any
+    remaining: int | None = None  # training pairs with other sources than the pairs that are held out
 
 
 class DataCheck:
@@ -139,11 +140,14 @@ class DataCheck:
             corpora=dict.fromkeys(data.names, 0),
             unreadable={name: [] for name in names},
         )
-        # By training corpus, and at the end of other sets; also aligned pairs between them.
+        # By training corpus, and at the end of other sets; the last ones may be aligned pairs.
         self._shifts: list[list[Shift]] = [[] for _ in (*data.train, "others")]
         self._sides = [CorpusSides() for _ in data.train]
         self._changes = {side: Counter[Change]() for side in SIDES}
         self._quotes = defaultdict[str, Counter[str]](Counter)  # by TSV file that is read without `quotes`
+        # Filtered corpora have no repeated pairs then. Others may, whatever the number of rejected pairs.
+        removed = "off" if data.filters is None else data.filters.duplicates
+        self._is_filtered_by_side = removed in ("source", "target")
         self._duplicates = DuplicateCounter(DISTINCT)
         sets = {name: self._usable(corpora, name, digests) for name, corpora in evaluation_sets.items()}
         self._leaks = LeakFinder(sets, self._holds_out, folder)
@@ -181,7 +185,8 @@ class DataCheck:
         for kind, (count, places) in block.suspicious.items():
             found.suspicious[kind].count += count
             _add_first(found.suspicious[kind].places, places)
-        self._duplicates.add(block.hashes.pairs)
+        if not self._is_filtered_by_side or self._data.train[corpus].filters == "off":
+            self._duplicates.add(block.hashes.pairs)
         self._leaks.add(block.hashes, block.overlap)
 
     def findings(self, held_out: Sequence[Pair] = (), rejected: dict[str, int] | None = None) -> Findings:
@@ -191,12 +196,13 @@ class DataCheck:
         found = self._found
         if self._holds_out:
             found.sets["validation"].usable = len(held_out)
+            found.remaining = self._leaks.count_remaining(held_out)
         found.leaks = self._leaks.leaks(held_out)
         found.rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
         repeated = found.rejected.get("duplicates", 0)
         found.sets["train"].usable -= repeated
         duplicates, found.duplicates_error = self._duplicates.duplicates()
-        found.duplicates = max(0, duplicates - repeated)
+        found.duplicates = max(0, duplicates - (0 if self._is_filtered_by_side else repeated))
         corpora = zip(found.corpora, self._sides, self._data.directions, strict=True)
         languages = {name: sides.what_is_wrong(direction) for name, sides, direction in corpora}
         found.languages = {name: wrong for name, wrong in languages.items() if wrong}
@@ -215,7 +221,10 @@ class DataCheck:
             last = shifts[-1] if shifts else None
             if last and last.lines == new.lines and _file_of(last) == _file_of(new):
                 last.last, last.pairs = new.last, last.pairs + new.pairs
-            elif len(shifts) < 2 * PLACES:
+                continue
+            if last and last.lines == 0:
+                shifts.pop()  # it will not be shown, nor continued
+            if len(shifts) < 2 * PLACES:
                 shifts.append(new)
 
     def _add_signs(self, corpus: Corpus, signs: dict[str, int]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.config.schema import Config
-from mtrain.config.sections.corpora import Holdout, ToyCorpus, TsvCorpus
+from mtrain.config.sections.corpora import Holdout, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.config.sections.filters import Filters
 from mtrain.data.preparing.check_report import format_report, list_warnings
 from mtrain.data.reading.digests import RawFiles
@@ -121,6 +121,47 @@ def test_shifted_lines_are_warned_of(corpora, tmp_path):
     assert warning in list_warnings(check_data(filtered))
     corpora([*zip(sources[3:], targets, strict=False)])
     assert "the targets seem to be 3 lines below their sources" in list_warnings(check_data(data))[0]
+
+
+def test_shifted_lines_are_warned_of_after_many_files_that_are_not_shifted(corpora, tmp_path):
+    sources, targets = (list(side) for side in zip(*toy_pairs("train")[:2000], strict=True))
+    for number in range(12):
+        written = ["Une ligne de trop.", *targets[:-1]] if number == 11 else targets
+        for side, lines in (("source", sources), ("target", written)):
+            (tmp_path / f"part-{number:02}.{side}").write_text("".join(f"{line}\n" for line in lines))
+    files = {side: str(tmp_path / f"part-*.{side}") for side in ("source", "target")}
+    data = corpora(GOOD).data.model_copy(update={"train": [TextCorpus(**files)], "target_lang": "fr"})
+    [warning] = [each for each in list_warnings(check_data(data)) if "below their sources" in each]
+    assert f"{tmp_path}/part-11.source:1 to " in warning
+
+
+def test_pairs_that_are_repeated_where_filters_are_off_are_counted(corpora, tmp_path):
+    """Whatever the number of pairs that a repeated source removes elsewhere."""
+    config = corpora([(f"The {n % 50} cats", f"Die {n} Katzen") for n in range(200)])
+    [first] = config.data.train
+    table = tmp_path / "off.tsv"
+    table.write_text("".join(f"A dog {n % 30}\tEin Hund {n % 30}\n" for n in range(60)))
+    data = config.data.model_copy(
+        update={
+            "train": [first, TsvCorpus(tsv=str(table), filters="off")],
+            "filters": Filters(duplicates="source"),
+        }
+    )
+    scanner = CorpusScanner(RawFiles(data), seed=0, check=True, for_tokenizer=False)
+    found = check_data(data, None, scanner)
+    assert found.rejected == {"duplicates": 150} and found.duplicates == 30
+
+
+def test_a_holdout_that_takes_a_pair_of_each_source_leaves_nothing(mtrain, raw_config, tmp_path):
+    table = tmp_path / "train.tsv"
+    table.write_text("".join(f"A dog {n % 20}\tEin Hund {n}\n" for n in range(100)))
+    data = {**raw_config["data"], "train": {"tsv": str(table)}, "validation": {"holdout": 30}}
+    (tmp_path / "c.yaml").write_text(yaml.dump({**raw_config, "run_dir": str(tmp_path / "r"), "data": data}))
+    code, _, err = mtrain("check", tmp_path / "c.yaml")
+    assert code == 3 and "no training pair is left: data.validation.holdout takes all of them" in err
+    data["validation"] = {"holdout": 10}
+    (tmp_path / "c.yaml").write_text(yaml.dump({**raw_config, "run_dir": str(tmp_path / "r"), "data": data}))
+    assert mtrain("check", tmp_path / "c.yaml")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["train", "toy"])
