@@ -403,6 +403,12 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
         ),
         ({"a.tsv": b""}, "a.tsv", 3, "a.tsv: is empty"),
         ({"a.en": b"", "a.fr": b""}, "a.en a.fr", 3, "a.en and a.fr: no pair of sentences"),
+        (
+            {"UTF-8.tsv": b"It is.\tIl est.\n" * 9 + b"No.\n" * 4},
+            "UTF-8.tsv",
+            3,
+            "1 column(s); at least 2 expected\n",
+        ),
         ({"a.en": b"a\0b\n", "a.fr": b"x\n"}, "a.en a.fr", 3, "a.en: not a text file"),
         ({"a.en": b"\xff\xfea\0\n\0", "a.fr": b"x\n"}, "a.en a.fr", 3, "a.en: UTF-16; convert it: iconv"),
         (
