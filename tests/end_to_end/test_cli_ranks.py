@@ -91,12 +91,15 @@ def test_a_restarted_command_refuses_streams(mtrain, run_dir, text, tmp_path, mo
     [
         ("out.gz", ["--n-best", 2, "--beam-size", 2, "--scores", "--alignments"]),
         pytest.param("out", ["--json", "--sample", "--seed", 3], marks=pytest.mark.slow),
-        pytest.param("out", ["--prefix", "{text}", "--json"], marks=pytest.mark.slow),
+        pytest.param("out", ["--prefix", "{prefixes}", "--json"], marks=pytest.mark.slow),
     ],
 )
 def test_ranks_translate_like_one_process(mtrain, run_dir, text, tmp_path, name, options, monkeypatch):
     monkeypatch.setattr("mtrain.decoding.split.FIRST_WINDOW", 5)
-    options = [str(option).format(text=text) for option in options]
+    prefixes = tmp_path / "prefixes"  # none for the line that is translated in parts
+    lines = text.read_text().splitlines()
+    prefixes.write_text("".join(f"{line * (len(line) < 100)}\n" for line in lines))
+    options = [str(option).format(prefixes=prefixes) for option in options]
     one, two = tmp_path / f"one-{name}", tmp_path / f"two-{name}"
     ends = run_ranks(2, command(*translate(run_dir, text, "-o", two, *options)), tmp_path)
     assert exit_codes(ends) == [0, 0], read_logs(tmp_path)

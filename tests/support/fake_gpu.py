@@ -23,7 +23,6 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import mtrain.training.step.optimizer
 from mtrain.config.section import Precision
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import PRESETS
@@ -213,7 +212,7 @@ def main() -> None:
     """Run all checks, and training in bf16 with each fault."""
     _libraries, mode = _register(), _Mode()
     # As on CUDA devices; `make_optimizer` asks for it by the name of the device.
-    torch.optim.AdamW = partial(_fused, torch.optim.AdamW)  # type: ignore[misc, assignment]
+    torch.optim.AdamW = partial(_fused, torch.optim.AdamW)  # type: ignore[misc]
     found = {}
     faulty = {name: partial(train, "bf16", fault=fault) for name, fault in FAULTS.items()}
     for name, check in (CHECKS | faulty).items():
