@@ -26,7 +26,7 @@ from mtrain.decoding.translation import Translation
 from mtrain.documents.html import Html
 from mtrain.errors import MtrainError
 from mtrain.serve import openai
-from mtrain.serve.requests import most_bytes, require_key, require_texts, text_of
+from mtrain.serve.requests import require_key, require_texts, text_of
 from mtrain.serve.server import Server
 from mtrain.tokenizer.tokenizer import valid_text
 from mtrain.web.page import translator_page
@@ -51,9 +51,7 @@ async def _answers(server: Server, request: Request, fields: Mapping[str, Any]) 
     answers: list[dict[str, Any]] = [{} for _ in texts]
     sources = [source] * len(texts)
     if source == "auto":
-        plain = texts
-        if wanted.html:
-            plain = await run_in_threadpool(lambda: ["\n".join(Html(text).texts) for text in texts])
+        plain = await run_in_threadpool(_without_markup, texts) if wanted.html else texts
         detected = await _detect_each(server, plain, target)
         answers = [{"detectedLanguage": each} for each in detected]
         sources = [each["language"] for each in detected]
@@ -63,6 +61,11 @@ async def _answers(server: Server, request: Request, fields: Mapping[str, Any]) 
             own = [text for text, each in zip(texts, sources, strict=True) if each == language]
             found[language] = iter(await _answers_from(server, request, own, language, target, wanted))
     return [answer | next(found[each]) for answer, each in zip(answers, sources, strict=True)]
+
+
+def _without_markup(texts: Sequence[str]) -> list[str]:
+    """What is to be translated in each HTML."""
+    return ["\n".join(Html(text).texts) for text in texts]
 
 
 async def _detect_each(server: Server, texts: Sequence[str], target: str) -> list[dict[str, Any]]:
@@ -207,9 +210,7 @@ def make_app(server: Server) -> Starlette:
     }
     routes = [Route(path, response, methods=["GET"]) for path, response in constant.items()]
     routes += [Route(path, partial(function, server), name=path) for path, function in asking.items()]
-    for path, function in sending.items():
-        most = most_bytes(server.char_limit)
-        routes.append(Route(path, partial(function, server), methods=["POST"], max_body_size=most))
+    routes += [Route(path, partial(function, server), methods=["POST"]) for path, function in sending.items()]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

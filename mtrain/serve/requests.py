@@ -14,6 +14,7 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
 
 from mtrain.tokenizer.tokenizer import valid_text
 
@@ -24,28 +25,27 @@ _BYTES_PER_CHARACTER = 12  # at most, such as \ud83d\ude00 in JSON
 MultiPartParser.spool_max_size = sys.maxsize  # no text is written to disk; the body of a request is limited
 
 
-def most_bytes(char_limit: int) -> int:
-    """The maximum size of the body of a request with `char_limit` characters."""
-    return _BYTES_PER_CHARACTER * char_limit + 65536
-
-
-async def read_fields(request: Request) -> dict[str, Any]:
+async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     """The fields of a request, from its query and its body: JSON or a form. Raises HTTPException if it is
-    neither, or too slow."""
-    max_fields = MOST_TEXTS + 100
+    neither, too slow, or larger than `char_limit` characters can be."""
+    limit, max_fields = _BYTES_PER_CHARACTER * char_limit + 65536, MOST_TEXTS + 100
+    size = request.headers.get("content-length", "")
+    if size.isdecimal() and int(size[:20]) > limit:  # or else the client would have to send it first
+        raise _too_large(limit)
+    limited = Request(request.scope, _limited(limit, request.receive))
     kind, options = parse_options_header(request.headers.get("content-type"))
     if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # decoding Punycode is slow
         raise HTTPException(415, "the request must be in UTF-8")
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):
             if kind == b"multipart/form-data":
-                fields: Any = _fields_of(await request.form(max_fields=max_fields, max_part_size=sys.maxsize))
+                fields: Any = _fields_of(await limited.form(max_fields=max_fields, max_part_size=limit))
             elif kind == b"application/x-www-form-urlencoded":  # starlette reads it as Latin-1
-                text = (await request.body()).decode()
+                text = (await limited.body()).decode()
                 pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=max_fields)
                 fields = _fields_of(FormData([*pairs]))
             else:
-                fields = json.loads(await request.body() or b"{}")
+                fields = json.loads(await limited.body() or b"{}")
     except TimeoutError:
         raise HTTPException(408, "the body of the request did not arrive in time") from None
     except (ValueError, RecursionError, ClientDisconnect):
@@ -54,6 +54,25 @@ async def read_fields(request: Request) -> dict[str, Any]:
         form = f"a form of at most {max_fields} fields"
         raise HTTPException(400, f"the body of the request must be a JSON object, or {form}")
     return {**request.query_params, **fields}
+
+
+def _limited(limit: int, receive: Receive) -> Receive:
+    """`receive`, which raises HTTPException once a body has more than `limit` bytes."""
+    left = limit
+
+    async def limited_receive() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise _too_large(limit)
+        return message
+
+    return limited_receive
+
+
+def _too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"the request has more than {limit} bytes")
 
 
 def _fields_of(form: FormData) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Server:
         """The fields of a request, whose origin and API key are checked."""
         self.counts[f'requests_total{{path="{request.scope["path"]}"}}'] += 1
         require_origin(request, self.origins)
-        fields = await read_fields(request)
+        fields = await read_fields(request, self.char_limit)
         require_key(request, fields, self.key_digests)
         return fields
 

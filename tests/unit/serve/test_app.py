@@ -220,9 +220,9 @@ def test_too_much_text_is_refused(client):
     for content, found in (
         (json.dumps({**TRANSLATE, "q": "x" * 100_001}), "100001 characters"),
         (json.dumps({**TRANSLATE, "q": [""] * 1001}), "1001 texts"),
+        (b" " * 1_300_000, "bytes"),
     ):
         assert found in error_of(client.post("/translate", content=content), 413)
-    assert client.post("/translate", content=b" " * 1_300_000).status_code == 413  # before it is read
 
 
 def test_forms_in_slow_encodings_are_refused(client):
