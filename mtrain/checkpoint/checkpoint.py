@@ -137,17 +137,10 @@ def restore_validation(run_dir: Path, state: TrainState) -> TrainState:
     validation is still due."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         outcome = read_json(run_dir / "checkpoints" / INDEX)["validated"]
-        if outcome["step"] == state.step:
+        if state.validation_due and outcome["step"] == state.step:
             known = state.outcome_of_validation().keys() & outcome.keys()
             return TrainState.from_json({**state.to_json(), **{name: outcome[name] for name in known}})
     return state
-
-
-def last_validated(run_dir: Path) -> int | None:
-    """The step of the newest checkpoint if it has been validated; otherwise None."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return int(read_json(run_dir / "checkpoints" / INDEX)["validated"]["step"])
-    return None
 
 
 class Checkpoint(NamedTuple):

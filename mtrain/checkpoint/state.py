@@ -24,9 +24,8 @@ class Plan:
     validation_steps: float | None = None  # that take as long as the last validation, if that is known
 
     @property
-    def ends_with_epochs(self) -> bool:
-        """Whether the plan has all the steps that other limits allow. With max_epochs, their number is an
-        estimate: the run ends with the last epoch."""
+    def has_all_steps(self) -> bool:
+        """Whether the plan has all the steps that other limits allow."""
         return self.limits[1] is not None and self.total_steps >= self.limits[1]
 
     def scheduled_at(self, step: int) -> float:

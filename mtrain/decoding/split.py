@@ -211,7 +211,7 @@ class Splitter(NamedTuple):
             return own, text, None
         missing = default[: len(default) - len(given)]  # the source language
         sides = zip(self.chosen[-len(default) :], [*missing, *given], default, strict=True)
-        if any(is_chosen and own != wanted for is_chosen, own, wanted in sides):
+        if any(is_chosen and one != other for is_chosen, one, other in sides):
             found = f"line {number} begins with {' '.join(given)}, but {' '.join(default)} was chosen"
             raise UsageError(f"{found}; remove the tag of the line, or choose no languages")
         return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest, language

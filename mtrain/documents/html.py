@@ -43,8 +43,7 @@ _SPACE = re.compile(f"[{_SPACES}]+")
 # A character reference, white space, or other text. Of references to spaces, only &nbsp and numbers need no
 # semicolon.
 _PIECE = re.compile(r"&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;|\s+|[^\s&]+|&", re.IGNORECASE)
-# A slash at the end of a value without quotes belongs to the value.
-_ENDS_IN_SLASH = re.compile(r"=[^\s\"'>]*/>\Z")
+_VALUE_ENDS = re.compile(r"[\s\"']")
 _LONG_NUMBER = re.compile("&#[0-9]{1000,};?")
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
@@ -63,7 +62,8 @@ def _is_single(token: _Token) -> bool:
     name = _name(token)
     if token["kept"] or name in _VOID:
         return True
-    return name in _INLINE and token[0].endswith("/>") and not _ENDS_IN_SLASH.search(token[0])
+    # A slash at the end of a value without quotes belongs to the value.
+    return name in _INLINE and token[0].endswith("/>") and "=" not in _VALUE_ENDS.split(token[0])[-1]
 
 
 def _is_kept(token: _Token) -> bool:

@@ -83,7 +83,8 @@ class CometProcess:
     def __init__(self, python: Path, model: str = DEFAULT_MODEL, device: str = "auto"):
         """`device` is `cpu`, `cuda:N` for the GPU with this number, or another name for any GPU there is."""
         self.model, self.version = model, ""
-        gpus, self._device = "0" if device == "cpu" else "auto", device
+        self._gpu = re.fullmatch("cuda:([0-9]+)", device)
+        gpus = "0" if device == "cpu" else "1" if self._gpu else "auto"
         self._command = [str(python), _ISOLATED, str(Path(comet_process.__file__).resolve()), model, gpus]
         self._process: subprocess.Popen[str] | None = None
 
@@ -116,9 +117,9 @@ class CometProcess:
         log.info("comet: loading %s", self.model)
         # Under torchrun, COMET would take itself for one of several ranks, and wait for the others.
         environment = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.match(name)}
-        if numbered := re.fullmatch("cuda:([0-9]+)", self._device):
-            number, visible = int(numbered[1]), environment.get(_VISIBLE_GPUS)
-            chosen = visible.split(",")[number : number + 1] if visible else [numbered[1]]
+        if self._gpu:  # if it does not exist, COMET fails
+            number, visible = int(self._gpu[1]), environment.get(_VISIBLE_GPUS)
+            chosen = [self._gpu[1]] if visible is None else visible.split(",")[number : number + 1]
             environment[_VISIBLE_GPUS] = "".join(chosen)
         process = subprocess.Popen(
             self._command,

@@ -15,7 +15,7 @@ from mtrain.checkpoint.model_info import (
 )
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
-from mtrain.config.sections.corpora import Corpus, Holdout, TextTestSet
+from mtrain.config.sections.corpora import Corpus, Holdout, HubCorpus, TextTestSet, ToyCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.preparing.inputs import hashes_of_missing
 from mtrain.data.reading.blocks import good_pairs, read_corpus
@@ -122,7 +122,8 @@ def _folder_with_validation(data: DataConfig, run_dir: Path) -> DataFolder | Non
             cure = "restore it, or give --source and --reference"
             raise DataError(f"{folder.path}: the held-out pairs are missing; {cure}")
         return folder
-    if all(map(existing_files, data.validation)):
+    of_files = [each for each in data.validation if not isinstance(each, HubCorpus | ToyCorpus)]
+    if all(map(existing_files, of_files)):
         return None
     folder = DataFolder.of_run(data, run_dir)
     return folder if any(hashes_of_missing(data, folder)[len(data.train) :]) else None

@@ -40,7 +40,7 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
 
     `overrides` set `decoding.*`, `source_lang`, `target_lang` and, of models with codes of languages,
     `normalizes_punctuation`. Raises ModelError if something is missing, damaged or unsupported, and
-    UsageError if `out` exists.
+    UsageError if `out` exists, StorageError if it cannot be written.
     """
     require_new_folder(out)
     folder = source_folder(source)

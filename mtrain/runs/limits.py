@@ -5,10 +5,10 @@ from typing import Protocol
 
 from mtrain.checkpoint.state import Plan
 from mtrain.config.sections.stages import Stage
-from mtrain.config.sections.training import TrainingConfig
+from mtrain.config.sections.training import ENDING_AT_ZERO, TrainingConfig
 
-LATEST = 1.05  # share of max_minutes after which a run ends even if more steps are planned,
-DECAYED = 0.95  # if it has taken this share of the schedule of the learning rate
+LATEST = 1.05  # share of max_minutes after which a run ends even if more steps are planned
+DECAYED = 0.95  # share of its schedule after which the learning rate need not decay further
 
 
 class Progress(Protocol):
@@ -35,8 +35,10 @@ def limit_reached(config: TrainingConfig, progress: Progress) -> str | None:
         if plan is None:
             is_over = progress.seconds >= seconds
         else:
-            is_late = progress.seconds >= LATEST * seconds and plan.scheduled_at(progress.step) >= DECAYED
-            is_over = is_late or (progress.step >= plan.total_steps and not plan.ends_with_epochs)
+            decays = config.schedule in ENDING_AT_ZERO and plan.scheduled_at(progress.step) < DECAYED
+            is_late = progress.seconds >= LATEST * seconds and not decays
+            # The number of steps that max_epochs allows is an estimate: the run ends with the last epoch.
+            is_over = is_late or (progress.step >= plan.total_steps and not plan.has_all_steps)
         if is_over:
             return f"max_minutes ({config.max_minutes:g})"
     if config.patience is not None and progress.validations_without_improvement >= config.patience:

@@ -108,7 +108,8 @@ class Clock:
         total = max(step, round(min(self.budget / self._seconds_per_step, self.most)), 1)
         warm = ((training.encoder_after or 0) + (training.warmup_steps or 0)) / self.planned_steps
         reached = plan.scheduled_at(step) if plan else step / self.planned_steps
-        return Plan(step, max(step / total, min(reached, warm)), total, 0, self.limits)
+        validation_steps = plan.validation_steps if plan else None
+        return Plan(step, max(step / total, min(reached, warm)), total, 0, self.limits, validation_steps)
 
     def add_step(self, seconds: float) -> bool:
         """Count a step that took some `seconds`. Repeats the plan that was written after it or, on rank 0,
@@ -117,13 +118,13 @@ class Clock:
         state, current = self.state, self.plans[-1]
         left = max(0.0, AIM * self.budget - state.seconds)
         self._measure(seconds, left)
-        # After a long pause, or a very slow validation, the rate still has to decay. Rank 0 decides.
-        is_late = self.ranks.is_first and state.seconds >= LATEST * self.budget
-        is_late = is_late and current.scheduled_at(state.step) < DECAYED
+        if self.later and self.later[0].step <= state.step:
+            state.plan = self.later.pop(0)
+            self.plans.append(state.plan)
+            return False
+        # After a long pause, or a very slow validation, the rate still has to decay.
+        is_late = state.seconds >= LATEST * self.budget and current.scheduled_at(state.step) < DECAYED
         if self.later and not is_late:
-            if self.later[0].step <= state.step:
-                state.plan = self.later.pop(0)
-                self.plans.append(state.plan)
             return False
         is_known = self._seconds >= LEAST_SHARE * self.budget or 2 * state.step >= current.total_steps
         is_known = is_known and state.step > self._start + LEAST_STEPS
@@ -134,7 +135,7 @@ class Clock:
         least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
         changes_validation = self.is_due and plan.next_validation != current.next_validation
         is_new = deviation > least or changes_validation or bool(self.later)
-        if is_new and not self._try_to_write([*self.plans, plan]):
+        if is_new and not self._try_to_write([*self.plans, plan]) and not is_late:
             return False  # it is tried again after the next step
         self.is_due = False
         if is_new:

@@ -13,7 +13,7 @@ from signal import Signals
 
 import torch
 
-from mtrain.checkpoint.checkpoint import checkpoint_folders, last_validated, rename_newer_checkpoints
+from mtrain.checkpoint.checkpoint import checkpoint_folders, rename_newer_checkpoints
 from mtrain.checkpoint.state import NO_HEAD
 from mtrain.data.epochs.loader import StepInput, largest_batches, layouts_of
 from mtrain.data.epochs.packed_batch import batch_type
@@ -24,6 +24,7 @@ from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.kernels.reproducible import reproducible
 from mtrain.processes.stop_signals import StopSignal
+from mtrain.runs.metrics import read_metrics
 from mtrain.training.setup.micro_batch import write_limit
 from mtrain.training.step.arithmetic import log_changes
 from mtrain.training.step.learner import StepMetrics, SynchronizationMemoryError
@@ -214,9 +215,9 @@ def _finish_last_validation(trainer: Trainer) -> None:
     is_newest = trainer.ranks.broadcast(checkpoint_folders(trainer.run_dir)[-1:] == [trainer.checkpoint])
     if last and not is_newest:
         return
-    if last:
-        validated = trainer.ranks.broadcast(last_validated(trainer.run_dir))
-        trainer.state.validation_due |= validated != trainer.state.step
+    if last and not trainer.state.validation_due and _is_newly_finished(trainer):
+        trainer.state.validation_due = True
+        trainer.saver.save(last=True)  # with the average that is validated
     due = trainer.state.validation_due
     _validate_checkpoint(trainer, last)
     if not last and trainer.limit_reached():  # see `_finish_if_limit_reached`
@@ -224,6 +225,15 @@ def _finish_last_validation(trainer: Trainer) -> None:
     trainer.average.discard()
     if due and trainer.limit_reached():
         trainer.selection.review()
+
+
+def _is_newly_finished(trainer: Trainer) -> bool:
+    """Whether the newest weights were never validated, and can be compared with the best ones."""
+    step, is_validated = trainer.state.step, False
+    if trainer.ranks.is_first:
+        lines = read_metrics(trainer.run_dir)
+        is_validated = any(line["step"] == step and "validation" in line for line in lines)
+    return not trainer.ranks.broadcast(is_validated) and trainer.selection.is_comparable
 
 
 def _validate_checkpoint(trainer: Trainer, last: bool) -> None:

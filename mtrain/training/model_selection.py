@@ -240,13 +240,19 @@ class ModelSelection:
             begun -= 1
         return begun < len(self.config.data.stages or ())
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether new scores can be compared with the best ones, if there are any."""
+        state = self.state
+        return not state.best_scores or state.validation_fingerprint == self.validator.fingerprint()
+
     def check_fingerprint(self) -> None:
         """Discard the best score if the validation pairs, the search settings or `alignment_head` have
         changed."""
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.validation_fingerprint not in ("", fingerprint):
             state.initial_scores = {}
-        if state.best_scores and state.validation_fingerprint != fingerprint:
+        if not self.is_comparable:
             changed = "the validation pairs, the search or model.alignment_head changed"
             self._warn(f"{changed}; the best score is discarded")
             self._discard_best()

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import read_info
 from mtrain.config.yaml_io import read_yaml_file
@@ -260,20 +259,34 @@ def test_a_finished_run_resumes_only_when_its_limit_is_raised(make_config, caplo
     assert "training.max_steps: 10, was 8" in caplog.text and last_checkpoint(run).name == "step-00000010"
 
 
-def test_a_run_that_a_lowered_limit_ends_is_validated_once(make_config):
-    def fit_to(steps: int) -> list[int]:
-        recipe = {"max_steps": steps, "validate_every": 100, "checkpoint_every": 4}
-        run = fit_on_cpu(make_config(training=recipe))
+@pytest.mark.parametrize("averaged", [1, 2])
+def test_a_run_that_a_lowered_limit_ends_is_validated_once(make_config, scripted_scores, averaged):
+    scripted_scores(*map(with_bleu, (10, 30, 20)))
+    recipe = {"validate_every": 100, "checkpoint_every": 2, "average_checkpoints": averaged}
+
+    def fit_to(steps: int, **more) -> list[int]:
+        run = fit_on_cpu(make_config(training={**recipe, "max_steps": steps}, **more))
         return [line["step"] for line in read_metrics(run) if "validation" in line]
 
     assert fit_to(8) == [8]
     run = Path(make_config().run_dir)
-    for part in (last_checkpoint(run), run / "model"):
-        shutil.rmtree(part)  # as if it had been stopped at step 4
+    for part in ("checkpoints/step-00000006", "checkpoints/step-00000008", "model"):
+        shutil.rmtree(run / part)  # as if it had been stopped at step 4
     (run / "checkpoints/index.json").unlink()
     assert fit_to(4) == fit_to(4) == [4] and read_info(run / "model").training.steps == 4
+    assert (last_checkpoint(run) / "average.safetensors").exists() == (averaged > 1)
     assert fit_to(8) == [4, 8]
-    assert open_checkpoint(last_checkpoint(run)).state.best_step in (4, 8)
+    index = json.loads((run / "checkpoints/index.json").read_text())
+    assert index["best"] == "step-00000004"  # whose outcome the run has not forgotten
+
+
+def test_a_lowered_limit_does_not_replace_a_model_with_incomparable_scores(make_config, scripted_scores):
+    scripted_scores(with_bleu(30), with_bleu(20))
+    recipe = {"validate_every": 4, "checkpoint_every": 2, "max_steps": 8}
+    run = fit_on_cpu(make_config(training=recipe))
+    shutil.rmtree(run / "checkpoints/step-00000008")  # as if it had been stopped at step 6
+    fit_on_cpu(make_config(training={**recipe, "max_steps": 6}, decoding={"max_length_ratio": 1.0}))
+    assert read_info(run / "model").training.steps == 4
 
 
 def test_metrics_have_the_documented_fields_and_each_step_once(make_config):

@@ -1,6 +1,7 @@
 """One model for several languages: tags in the data, in `fit`, `translate`, `evaluate` and `score`."""
 
 import json
+import pickle
 import re
 import shutil
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ import yaml
 from mtrain import Translator
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, UsageError
 from mtrain.evaluation import evaluate
 from mtrain.report.attention import attention_maps
 from mtrain.report.report import report_page
@@ -94,6 +95,17 @@ def test_a_line_may_begin_with_a_language_tag(mtrain, both, corpus, tmp_path):
     out = mtrain("evaluate", both, "--compare", both / "model", "--source", same, *without)[1]
     [comparison] = json.loads(out)["same"]["comparisons"]
     assert [system["score"] > 95 for system in comparison["scores"]] == [True, True]
+
+
+def test_a_copy_of_a_translator_knows_which_languages_were_chosen(both):
+    tagged = f"<2de> {ENGLISH[0]}"
+    with Translator.load(both, "cpu", workers=1) as translator:
+        source, target = translator.between("en"), translator.between(None, "en")
+        for copied in (pickle.loads(pickle.dumps(source)), source.with_settings(beam_size=1)):
+            assert copied.translate([tagged])[0].text == GERMAN[0]
+        for copied in (pickle.loads(pickle.dumps(target)), target.with_settings(beam_size=1)):
+            with pytest.raises(UsageError, match="but <2en> was chosen"):
+                copied.translate([tagged])
 
 
 def test_the_words_of_a_given_tag_count_in_alignments(both):

@@ -38,7 +38,7 @@ class Model:
         self.fault = fault
 
     def predict(self, samples, batch_size=16, gpus=1, accelerator="auto", progress_bar=True):
-        assert (gpus, accelerator, progress_bar) == (0, "cpu", False)
+        assert (gpus, accelerator, progress_bar) in ((0, "cpu", False), (1, "auto", False))
         if samples[0]["src"] == "break":
             self.fail()
         return SimpleNamespace(scores=[share(sample) for sample in samples])

@@ -94,7 +94,9 @@ class Findings:
     """The result of a check."""
 
     sets: dict[str, PairCounts]  # by name: train, validation, and the test sets
-    duplicates: int  # training pairs that repeat an earlier one
+    # Training pairs that repeat an earlier one; only in corpora without filters, if filters remove repeated
+    # sources or targets.
+    duplicates: int
     duplicates_error: int  # the standard error of this number; 0 if it is exact
     leaks: dict[str, Leak]
     lengths: tuple[LengthCounts, LengthCounts]  # training pairs by words of source and target
@@ -196,7 +198,8 @@ class DataCheck:
         found = self._found
         if self._holds_out:
             found.sets["validation"].usable = len(held_out)
-            found.remaining = self._leaks.count_remaining(held_out)
+            if not self._data.has_several_directions:  # or else, targets are held out, too
+                found.remaining = self._leaks.count_remaining(held_out)
         found.leaks = self._leaks.leaks(held_out)
         found.rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
         repeated = found.rejected.get("duplicates", 0)

@@ -132,7 +132,8 @@ def _describe_text(config: Config, scanner: CorpusScanner, corpora: bool = True)
     if config.data.temperature is not None:
         further.append({"temperature": config.data.temperature})
     if corpora:
-        read = [corpus.model_dump(mode="json", exclude=_NOT_OF_TEXT) for corpus in config.data.train]
+        others = _NOT_OF_TEXT - ({"filters"} if filters else set())
+        read = [corpus.model_dump(mode="json", exclude=others) for corpus in config.data.train]
         further.append({"corpora": read})
     return json.dumps([*scanner.files.content_hashes[: len(config.data.train)], *further]) + "\n"
 

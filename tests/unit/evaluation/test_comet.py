@@ -94,7 +94,9 @@ def test_ranks_and_signals_do_not_reach_the_process(comet_environment, monkeypat
     assert process.version == "alone: True, HF_HOME=/cache, GPUs=None"
 
 
-@pytest.mark.parametrize(("visible", "given", "used"), [(None, 1, "1"), ("4,6", 1, "6"), ("4,6", 2, "")])
+@pytest.mark.parametrize(
+    ("visible", "given", "used"), [(None, 1, "1"), ("4,6", 1, "6"), ("4,6", 2, ""), ("", 0, "")]
+)
 def test_the_gpu_of_the_option_is_the_only_one_for_the_process(
     comet_environment, monkeypatch, visible: str | None, given: int, used: str
 ):

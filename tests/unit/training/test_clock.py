@@ -154,10 +154,33 @@ def test_after_a_pause_beyond_the_limit_the_rate_still_decays(tmp_path, share, s
 
 
 def test_a_late_run_ends_if_its_rate_has_decayed():
-    training = TrainingConfig(max_minutes=1.0, planned_steps=100)
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="wsd")
     plan = Plan(0, 0.0, 100, 0, (1.0, None))
     late = [TrainState(step=step, seconds=63.1, plan=plan) for step in (94, 95)]
     assert [limit_reached(training, state) for state in late] == [None, "max_minutes (1)"]
+    free = training.model_copy(update={"schedule": "inverse_sqrt"})  # whose rate does not follow the plan
+    assert limit_reached(free, late[0]) == "max_minutes (1)"
+
+
+def test_a_resumed_run_that_is_late_first_repeats_the_plan_that_was_written(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="wsd")
+    plan, written, later = (
+        Plan(n, n / 100, total, 0, (1.0, None)) for n, total in ((0, 100), (11, 14), (40, 90))
+    )
+    (tmp_path / "clock.json").write_text(json.dumps([vars(each) for each in (plan, written, later)]))
+    clock = Clock(tmp_path, training, TrainState(step=10, seconds=70.0, plan=plan), single(), most=None)
+    assert advance(clock, 0.5) == [False] and clock.state.plan == written
+    assert advance(clock, 0.5) == [True] and clock.plans[-1].total_steps <= 14 and clock.later == [later]
+    clock.adopt()
+    assert clock.later == []
+
+
+def test_a_late_run_decays_although_its_plan_cannot_be_written(tmp_path):
+    training = TrainingConfig(max_minutes=1.0, planned_steps=100, schedule="wsd")
+    state = TrainState(step=10, seconds=70.0, plan=Plan(0, 0.0, 100, 0, (1.0, None)))
+    clock = Clock(tmp_path, training, state, single(), most=None)
+    with on_file_operation(lambda operation: no_space() if operation.path.match("*.tmp") else None):
+        assert advance(clock, 0.6) == [True] and clock.plans[-1].total_steps < 20
 
 
 def test_by_the_clock_the_last_epoch_is_complete_if_there_is_time():
