@@ -22,7 +22,7 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
 
     `package` is a folder with the npm package of the engine; by default, it is downloaded. Raises UsageError
     if `out` exists, if two models have the same direction or the package is missing, ModelError if a model
-    cannot be exported, StorageError if the engine cannot be downloaded.
+    cannot be exported, StorageError if the engine cannot be downloaded or `out` cannot be written.
     """
     require_new_folder(out)
     described = {_direction(model): model for model in models}
