@@ -154,17 +154,23 @@ def has_run_config(path: Path) -> bool:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a checkpoint of a run."""
-    return path.resolve().parent.name == "checkpoints" and (path / "state.json").is_file()
+    return _named_place(path, "checkpoints") is not None and (path / "state.json").is_file()
+
+
+def _named_place(path: Path, parent: str) -> Path | None:
+    """The absolute path of a folder in a folder with this name, as it is given or else without links; None
+    if there is none."""
+    return next((place for place in (path.absolute(), path.resolve()) if place.parent.name == parent), None)
 
 
 def run_folder_of(path: Path) -> Path | None:
     """The run folder that `path` is, or whose model folder or checkpoint it is; None for other models."""
     if is_run(path):
         return path
-    place = path.resolve()
-    if is_checkpoint(path):
+    if is_checkpoint(path) and (place := _named_place(path, "checkpoints")):
         return place.parents[1]
-    return place.parent if place.name == "model" and is_run(place.parent) else None
+    places = (path.absolute(), path.resolve())
+    return next((each.parent for each in places if each.name == "model" and is_run(each.parent)), None)
 
 
 def model_folder_of(path: Path) -> Path:

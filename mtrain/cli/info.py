@@ -108,7 +108,8 @@ def _lines(summary: "Summary") -> Iterator[str]:
         license_ = summary.license or "not stated; to state it, add `license:` to README.md"
         yield from _section("Model", [*_model(model), *_files(summary.files), ["license", license_]])
     if summary.progress is not None:
-        yield from _section("Training", _progress(summary.progress, summary.config))
+        trained = _training(model.info) if model is not None and not summary.progress.checkpoints else []
+        yield from _section("Training", _progress(summary.progress, summary.config, trained))
     elif model is not None:
         yield from _section("Training", _training(model.info))
     choices = [[*map(str, choice)] for choice in summary.choices]
@@ -145,7 +146,7 @@ def _model(model: "Description") -> Rows:
     kinds = f"{architecture.norm}-norm, {architecture.activation}, {architecture.positions} positions"
     attention = f"{architecture.heads} heads, {kinds}"
     made = describe_origin(info.origin) or "not recorded"
-    longest = f"{config.max_length:,} tokens"
+    longest = f"{config.decoding.longest_source(config.max_length, config.language_tags):,} tokens"
     if architecture.is_classifier:
         decoder = "a classifier of sentence pairs"
         embeddings: Rows = []
@@ -230,9 +231,11 @@ def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> R
     return rows
 
 
-def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
-    from mtrain.evaluation.metrics import TITLES
-
+def _progress(progress: "RunProgress", config: "Config | None", trained: Rows) -> Rows:
+    """The progress of a run or, if its checkpoints were removed, how the model was `trained`."""
+    if trained:
+        reason = "its checkpoints were removed, so it cannot be resumed"
+        return [*trained, ["state", reason], *_validations(progress)]
     later = progress.logged_step > progress.step
     since = f", and {progress.logged_step - progress.step:,} since the last checkpoint" if later else ""
     rows = [["steps", f"{progress.step:,}{since}"]]
@@ -251,8 +254,14 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         rows.append(["limits", ", ".join(limits) or "none"])
         ending = f"finished: {progress.finished}" if progress.finished else ""
         rows.append(["state", ending or "not finished; `mtrain fit` resumes it"])
-    rows.append(["checkpoints", f"{progress.checkpoints:,}"])
-    metric = progress.best_metric
+    return [*rows, ["checkpoints", f"{progress.checkpoints:,}"], *_validations(progress)]
+
+
+def _validations(progress: "RunProgress") -> Rows:
+    """The best and the last validation."""
+    from mtrain.evaluation.metrics import TITLES
+
+    rows, metric = [], progress.best_metric
     by = f", selected by {TITLES.get(metric, metric)}" if metric else ""
     for name, found, why in (("best validation", progress.best, by), ("last validation", progress.last, "")):
         if found is not None:

@@ -311,9 +311,7 @@ class Translator:
     def splitter(self) -> Splitter:
         """Splits texts into lines, and lines into parts. Raises UsageError if the model has codes of
         languages, but not for the current direction."""
-        language, mode, longest = self.direction.source, self.decoding.split, self.max_length
+        language, mode = self.direction.source, self.decoding.split
+        longest = self.decoding.longest_source(self.max_length, self.language_tags)
         tags = self.tokenizer.tags_of(self.direction, self.language_tags)
-        if self.language_tags.startswith("codes") and not self.decoding.max_length_ratio:
-            # For NLLB-200, 200 tokens, although sources may have 1,024: longer translations would be cut.
-            longest = min(longest, self.decoding.max_length_offset)
         return Splitter(self.tokenizer, longest, language, mode, tags, self.chosen)

@@ -34,9 +34,9 @@ def export_model(
 
     Without `texts`, they are compared on generated sentences. `overrides` are `decoding.key=value`. For
     bergamot, `engine` is the folder to find the engine in (see `find_engine`), and `firefox` chooses the file
-    names of Firefox. Raises UsageError if `out` exists or a package is missing, StorageError if `out` cannot be
-    written, and ModelError if the format does not support the model, the exported model gives other results, or
-    `fit` has replaced the model meanwhile. If an error is raised, `out` is not created.
+    names of Firefox. Raises UsageError if `out` exists or a package is missing, StorageError if `out` cannot
+    be written, and ModelError if the format does not support the model, the exported model gives other
+    results, or `fit` has replaced the model meanwhile. If an error is raised, `out` is not created.
     """
     require_new_folder(out)
     engine = find_engine(engine) if format == "bergamot" else None

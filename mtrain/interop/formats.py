@@ -95,21 +95,26 @@ def _has_own_ids(vocabulary: Vocabulary) -> bool:
     return all(theirs in (piece, f"<no piece {i}>") for i, (piece, theirs) in pairs)
 
 
-def cure(config: Config | ModelFolderConfig, format: Format, option: str = "") -> str:
-    """What to do if a format, which an option may name, does not support a translation model."""
+def cure(config: Config | ModelFolderConfig, format: Format, other: str = "use {}") -> str:
+    """What to do if a format does not support a translation model; `other` advises another format."""
     if format == "bergamot" and _tags(config) == "none":
         return "train with model.preset: student_tiny or student_base, which have these settings"
     needs_ctranslate2 = format == "argos" or unsupported_reason(config, "transformers")
-    return f"use {option}{'ctranslate2' if needs_ctranslate2 else 'transformers'}"
+    return other.format("ctranslate2" if needs_ctranslate2 else "transformers")
 
 
 def require_supported(
-    model: Path, config: ModelFolderConfig, format: Format, tokenizer: Tokenizer | None = None
+    model: Path,
+    config: ModelFolderConfig,
+    format: Format,
+    tokenizer: Tokenizer | None = None,
+    other: str = "use --format {}",
 ) -> None:
-    """Raise ModelError if a format does not support a model, or its tokenizer if that is given."""
-    advice = "use --format ctranslate2"
+    """Raise ModelError if a format does not support a model, or its tokenizer if that is given. For `other`,
+    see `cure`."""
+    advice = other.format("ctranslate2")
     if reason := unsupported_reason(config, format):
-        advice = cure(config, format, "--format ")
+        advice = cure(config, format, other)
     elif tokenizer is not None:
         reason = unsupported_tokenizer(tokenizer, concrete_format(config, format))
     if reason:

@@ -79,15 +79,16 @@ def _id(name: str) -> str:
 def _summary(runs: Sequence[RunRecords]) -> str:
     rows = []
     for run in runs:
-        training = run.curves["loss"]
+        curves = run.curves["loss"], run.curves["validation_nll"]  # the last step may not be logged
+        last = max((curve for curve in curves if len(curve.steps)), key=lambda x: (x.steps[-1], x.hours[-1]))
         nll, bleu = run.curves["validation_nll"].values, run.curves["validation_bleu"].values
         auc = run.curves["validation_auc"].values
         rows.append(
             [
                 run.name,
-                f"{training.steps[-1]:,.0f}",
-                f"{training.tokens[-1] / 1e6:,.2f}",
-                f"{60 * training.hours[-1]:,.1f}",
+                f"{last.steps[-1]:,.0f}",
+                f"{last.tokens[-1] / 1e6:,.2f}",
+                f"{60 * last.hours[-1]:,.1f}",
                 f"{np.nanmin(nll):.3f}" if np.isfinite(nll).any() else "",
                 f"{np.nanmax(bleu):.2f}" if np.isfinite(bleu).any() else "",
                 f"{np.nanmax(auc):.4f}" if np.isfinite(auc).any() else "",

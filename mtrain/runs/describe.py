@@ -30,7 +30,7 @@ from mtrain.runs.metrics import read_metrics, validation_scores
 def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
     """What the run folder records about the model at `step`, a checkpoint that was validated. The scores on
     test sets are not included."""
-    data = Path(config.data.folder or run_dir / "data")
+    data = find_data(run_dir, config.data.folder)
     scores = validation_scores(read_metrics(run_dir)).get(step, [])
     sentences = _count_lines(data / VALIDATION)
     if sentences is not None and config.training.validation_pairs is not None:
@@ -42,6 +42,15 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
         data=describe_data(data),
         scores=[score.model_copy(update={"sentences": sentences}) for score in scores],
     )
+
+
+def find_data(run_dir: Path, folder: str | None) -> Path:
+    """The data folder of a run, whose config may name a `folder`. If that path leads nowhere from the working
+    directory, it may from a folder that contains the run, where the run was started."""
+    if folder is None:
+        return run_dir / "data"
+    places = (Path(folder), *(parent / folder for parent in run_dir.resolve().parents))
+    return next((place for place in places if place.is_dir()), Path(folder))
 
 
 def _count_lines(file: Path) -> int | None:

@@ -73,7 +73,9 @@ def read_curves(lines: list[Record]) -> dict[str, Curve]:
         curves["perplexity"] = curves["nll"]._replace(values=np.exp(np.minimum(curves["nll"].values, 700)))
         validations = [line for line in lines if isinstance(line.get("validation"), dict)]
         at, hours = _column(validations, "step"), _column(validations, "seconds") / 3600
-        seen = np.interp(at, [0, *steps], [0, *tokens]) if len(at) else at
+        seen = _column(validations, "target_tokens")  # which earlier versions did not record
+        if len(at):
+            seen = np.where(np.isfinite(seen), seen, np.interp(at, [0, *steps], [0, *tokens]))
         for name in ("nll", "perplexity", "bleu", "chrf", "auc"):
             values = _column([line["validation"] for line in validations], name)
             best = np.min if name in ("nll", "perplexity") else np.max

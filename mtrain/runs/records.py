@@ -17,6 +17,7 @@ from mtrain.data.preparing.check_report import RecordedFindings, read_findings
 from mtrain.data.store.folder import VALIDATION, read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.regular_files import read_file, read_lines
+from mtrain.runs.describe import find_data
 from mtrain.runs.json_records import Record, leaves, parse_json, reading, to_number
 from mtrain.runs.metrics import Curve, read_curves, read_metrics
 from mtrain.runs.results import Result, read_results
@@ -82,7 +83,8 @@ def read_run(folder: Path, name: str) -> RunRecords:
             f"{folder}/metrics.jsonl: has no steps yet; train the run first, or set training.log_every lower"
         )
     samples, best = _read_samples(folder / "samples.jsonl"), _read_best(folder / "best_validation.json")
-    data = Path(str(config_section(config, "data").get("folder") or folder / "data"))
+    named = config_section(config, "data").get("folder")
+    data = find_data(folder, None if named is None else str(named))
     findings = read_findings(data)
     summary: Record = {}
     with suppress(MtrainError):

@@ -60,7 +60,8 @@ def read_progress(run_dir: Path, training: TrainingConfig | None) -> RunProgress
     """The progress of a run folder, as far as it is recorded. `training` is None if it is not known."""
     folders = sorted((run_dir / "checkpoints").glob("step-" + "[0-9]" * 8))
     index = read_record(run_dir / "checkpoints/index.json") or {}
-    state = (folders and read_record(folders[-1] / "state.json")) or {}
+    states = (read_record(folder / "state.json") for folder in reversed(folders))
+    state = next(filter(None, states), {})  # `fit` resumes from the newest valid checkpoint
     validated = index.get("validated")
     if isinstance(validated, dict) and validated.get("step") == state.get("step"):
         state |= validated  # the state was saved before the validation

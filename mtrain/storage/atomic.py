@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from mtrain.errors import UsageError, cannot_write
+from mtrain.errors import StorageError, UsageError, cannot_write
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.locks import only_writer
 from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_manifest
@@ -75,10 +75,12 @@ def replace_durably(temporary: Path, file: Path) -> None:
 
 
 def require_new_folder(folder: Path) -> None:
-    """Raise UsageError if an output folder is the working directory or is not empty, and StorageError if it
-    cannot be created, which is tried with another name."""
+    """Raise UsageError if an output folder is the working directory, a mount point or not empty, and
+    StorageError if it cannot be created, which is tried with another name."""
     if folder.resolve() == Path.cwd():
         raise UsageError(f"{folder}: is the working directory; give another folder")
+    if folder.is_mount():  # which cannot be replaced
+        raise UsageError(f"{folder}: is a mount point; give a folder in it")
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder}: already exists and is not overwritten; give another folder")
     parent = next(parent for parent in folder.absolute().parents if os.path.lexists(parent))
@@ -118,10 +120,19 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         temporary.rename(folder)
         _sync(folder.parent)
     except (OSError, SafetensorError) as error:
+        read = getattr(error, "filename", None)
+        if isinstance(read, str | Path) and not _belongs_to(Path(read), folder):
+            raise StorageError(f"{read}: cannot read: {getattr(error, 'strerror', None)}") from error
         raise cannot_write(folder, error) from error
     finally:
         with suppress(OSError):  # of a file system that is not available; the next start cleans up
             recover(folder)
+
+
+def _belongs_to(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder that is written, in it, or a folder that contains it."""
+    places = (folder, *_siblings(folder))
+    return any(path.is_relative_to(place) or place.is_relative_to(path) for place in places)
 
 
 def write_new_folder(folder: Path, fill: Callable[[Path], Any]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrain.checkpoint.model_folder import read_settings
+from mtrain.checkpoint.model_folder import read_settings, tokenizer_folder
 from mtrain.checkpoint.model_info import ExportInfo, is_run, read_info
 from mtrain.config.language_names import language_name
 from mtrain.errors import ModelError, UsageError
@@ -12,6 +12,7 @@ from mtrain.interop.export import export_model
 from mtrain.interop.formats import require_supported
 from mtrain.storage.atomic import copy_files, require_new_folder, write_new_folder, write_text
 from mtrain.storage.manifest import MANIFEST, verify_folder
+from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.web.engine import copy_engine
 from mtrain.web.page import translator_page
 
@@ -61,7 +62,8 @@ def _direction(model: Path) -> tuple[str, str]:
     exported = _export_of(model)
     config = read_settings(model) if exported is None else exported.config
     if exported is None:
-        require_supported(model, config, "bergamot")
+        tokenizer = Tokenizer(tokenizer_folder(model))
+        require_supported(model, config, "bergamot", tokenizer, other="use `mtrain serve`")
     try:
         return languages_of(config)
     except ModelError as error:

@@ -76,6 +76,21 @@ def test_a_run_is_described_with_its_progress(mtrain, run_copy):
     assert f"step-{found['best']['step']:08d}" == best
 
 
+def test_a_run_without_checkpoints_shows_how_its_model_was_trained(mtrain, run_copy):
+    before = rows_of(mtrain("info", run_copy / "model")[1])
+    shutil.rmtree(run_copy / "checkpoints")
+    rows = rows_of(mtrain("info", run_copy)[1])
+    names = ("steps", "complete epochs", "target tokens", "time")
+    assert [rows[name] for name in names] == [before[name] for name in names] and rows["steps"] != "0"
+    assert rows["state"] == "its checkpoints were removed, so it cannot be resumed"
+
+
+def test_the_newest_readable_state_of_a_run_is_shown(mtrain, run_copy):
+    [older, newer] = sorted((run_copy / "checkpoints").glob("step-*"))
+    (newer / "state.json").write_text("{")
+    assert rows_of(mtrain("info", run_copy)[1])["steps"].startswith(f"{int(older.name[5:])}, and ")
+
+
 def test_device_precision_and_version_of_a_run_are_shown(mtrain, run_copy):
     shown = rows_of(mtrain("info", run_copy)[1])["device"]
     version = re.escape(torch.__version__)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mtrain.config.languages import LanguageTags
 from mtrain.config.section import Count, PositiveInt, Precision, Section
 from mtrain.errors import UsageError
 
@@ -117,6 +118,14 @@ class DecodingConfig(Section):
         if self.mbr and self.hypotheses == 1:
             raise ValueError("mbr needs several hypotheses: samples or beam_size of at least 2")
         return self
+
+    def longest_source(self, max_length: int, tags: LanguageTags) -> int:
+        """The number of tokens, with EOS, of the longest source that is translated as a whole by a model with
+        this `max_length`. For NLLB-200, it is about 200, although sources may have 1,024: longer translations
+        would be cut."""
+        if tags.startswith("codes") and not self.max_length_ratio:
+            return min(max_length, self.max_length_offset)
+        return max_length
 
     @property
     def hypotheses(self) -> int:

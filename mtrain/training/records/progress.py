@@ -168,7 +168,7 @@ class Progress:
 
     def log_validation(self, scores: Scores | ClassifierScores, best: bool) -> None:
         """Log the scores of a validation."""
-        self._write(validation=scores.record())
+        self._write(validation=scores.record(), target_tokens=self.state.target_tokens_seen)
         self._score = [scores.headline()]
         first, *more = scores.describe()
         log.info("step %d: validation %s%s", self.state.step, first, " (best)" if best else "")

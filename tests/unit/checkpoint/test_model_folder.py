@@ -136,6 +136,20 @@ def test_any_checkpoint_of_a_run_can_be_loaded(run_dir, tmp_path):
         load_model(copy)
 
 
+def test_the_checkpoints_and_the_model_of_a_run_may_be_links(run_dir, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in run_dir.iterdir():
+        (run / file.name).symlink_to(file)
+    for name in ("checkpoints", "model"):  # on another disk, with other names
+        elsewhere = shutil.copytree(run_dir / name, tmp_path / f"of-{name}")
+        (run / name).unlink()
+        (run / name).symlink_to(elsewhere)
+    checkpoint = next((run / "checkpoints").glob("step-*"))
+    assert load_model(checkpoint).tokenizer.fingerprint() == load_model(run).tokenizer.fingerprint()
+    assert run_folder_of(checkpoint) == run_folder_of(run / "model") == run
+
+
 def test_a_run_whose_checkpoints_were_removed_offers_its_model(run_dir, tmp_path):
     run = shutil.copytree(run_dir, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")

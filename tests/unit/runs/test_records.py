@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mtrain.errors import ModelError, UsageError
-from mtrain.runs.metrics import POINTS
+from mtrain.runs.describe import find_data
+from mtrain.runs.metrics import POINTS, read_curves
 from mtrain.runs.records import differing_settings, names_of, read_run
 
 
@@ -47,6 +48,26 @@ def test_validations_before_the_first_logged_step_have_different_places(tmp_path
     lines = [{"step": step, "validation": {"nll": 9.0}, "seconds": step} for step in (2, 4)]
     run = read_run(write_run(tmp_path / "run", [*lines, training(10)]), "run")
     assert run.curves["validation_nll"].tokens.tolist() == [200, 400]
+
+
+def test_validations_after_the_last_logged_step_have_their_own_places():
+    lines = [{"step": 50, "loss": 1.0, "target_tokens": 500, "seconds": 5}]
+    lines += [
+        {"step": step, "validation": {"nll": 1.0}, "seconds": step / 10, **more}
+        for step, more in ((60, {"target_tokens": 600}), (90, {"target_tokens": 910}), (99, {}))
+    ]
+    curve = read_curves(lines)["validation_nll"]
+    assert [*curve.tokens] == [600, 910, 500]  # earlier versions did not record the tokens
+
+
+def test_the_data_folder_is_found_from_another_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "encoded").mkdir()
+    run = tmp_path / "runs" / "large"
+    run.mkdir(parents=True)
+    assert find_data(run, "encoded") == tmp_path / "encoded"
+    monkeypatch.chdir(tmp_path)
+    assert find_data(run, "encoded") == Path("encoded") and find_data(run, "lost") == Path("lost")
+    assert find_data(run, None) == run / "data"
 
 
 def test_long_curves_are_means_but_no_gradient_norm_is_hidden(tmp_path):

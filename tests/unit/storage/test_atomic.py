@@ -132,6 +132,20 @@ def test_only_a_new_or_empty_folder_is_accepted_as_output(tmp_path, monkeypatch)
         require_new_folder(tmp_path / "empty")
 
 
+def test_a_mount_point_is_refused_as_output(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="out: is a mount point; give a folder in it"):
+        require_new_folder(tmp_path / "out")
+
+
+def test_an_input_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(StorageError, match=r"missing\.spm: cannot read: No such file"):
+        write_folder(tmp_path / "out", lambda folder: (tmp_path / "missing.spm").read_bytes())
+    with pytest.raises(StorageError, match="out: cannot write: No such file"):
+        write_folder(tmp_path / "out", lambda folder: (folder / "a/b").write_text(""))
+
+
 def fill_with_card(text):
     def write(folder):
         (folder / "a").write_text(text)

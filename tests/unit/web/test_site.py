@@ -107,6 +107,7 @@ def test_several_models_make_several_directions(exported, package, tmp_path):
     ("models", "options", "code", "message"),
     [
         (["{run}"], [], 4, "bergamot does not support this model: model.norm must be post"),
+        (["{tagged}"], [], 4, "; use `mtrain serve`"),
         (["{model}", "{model}"], [], 2, "MODEL: several models have the same direction; give one for each"),
         (
             ["{model}"],
@@ -134,7 +135,11 @@ def test_mistakes_are_one_line(
         "damaged": exported,
         "und": tmp_path / "und",
         "path": tmp_path / "path",
+        "tagged": tmp_path / "tagged",
     }
+    if models == ["{tagged}"]:
+        config = shutil.copytree(model, folders["tagged"]) / "config.yaml"
+        config.write_text(config.read_text().replace("language_tags: none", "language_tags: target"))
     if models == ["{other}"]:  # with the names of Firefox, for example
         (shutil.copytree(exported, folders["other"]) / "model.bin").unlink()
     if "incomplete" in options:
