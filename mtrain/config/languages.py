@@ -73,12 +73,11 @@ def find_code(code: str, known: Collection[str]) -> str:
     `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if no code or several codes fit."""
     if code in known:
         return code
-    subtags = re.split("[-_]", code.lower())[1:]
-    scripts = {part for part in subtags if len(part) == 4 and part.isalpha()}  # others are regions, variants
+    scripts = _scripts_in(code)
     fitting = [
         one
         for one in known
-        if is_same_language(one, code) and (scripts <= {*one.lower().split("_")} or "_" not in one)
+        if is_same_language(one, code) and (not scripts or _scripts_in(one) in (set(), scripts))
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -88,6 +87,11 @@ def find_code(code: str, known: Collection[str]) -> str:
     near = [parts[part] for part in get_close_matches(code, parts, 1, 0.5)]
     cure = f"did you mean {near[0]}?" if near else f"its codes are such as {', '.join(sorted(known)[:8])}"
     raise UsageError(f"language {code}: the model has no such language; {cure}")
+
+
+def _scripts_in(code: str) -> set[str]:
+    """The script that a code names, if any; the other subtags are regions or variants."""
+    return {part for part in re.split("[-_]", code.lower())[1:] if len(part) == 4 and part.isalpha()}
 
 
 @cache

@@ -14,8 +14,8 @@ Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
 
 _PUNCTUATION = regex.compile(r"[\p{P}\s]*")
 _TAIL = 400  # characters at the end of a text that are examined
-_REPEATED = re.compile(r"(.{1,100}?)\1{2,}", re.DOTALL)  # some characters at least three times
-_LEAST_REPEATED = 10  # characters; "..." and "hahaha" are common
+# Some characters at least three times, and at least 10 in all: "..." and "hahaha" are common.
+_REPEATED = re.compile(r"(.)\1{9,}|(..)\2{4,}|(...)\3{3,}|(.{4,100}?)\4{2,}", re.DOTALL)
 _SEEN_AGAIN = 4  # characters that begin such repetitions, and therefore occur a second time
 # The longer text is at most `_MAX_RATIO` times the shorter one plus `_ALLOWANCE`.
 _MAX_RATIO = 3
@@ -68,8 +68,7 @@ def _loops(text: str) -> bool:
 def _begins_with_repetitions(text: str) -> bool:
     if text.find(text[:_SEEN_AGAIN], 1) < 0:  # much faster than the pattern
         return False
-    match = _REPEATED.match(text)
-    return match is not None and len(match[0]) >= _LEAST_REPEATED
+    return _REPEATED.match(text) is not None
 
 
 class ProblemCounter:

@@ -117,8 +117,8 @@ class Models:
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
         source, target = (find_language(code) or code for code in (source, target))
-        with suppress(UsageError):  # the target fits no code, or several
-            return source in self.codes and find_code(target, self.codes) == source
+        with suppress(UsageError):  # one fits no code, or several
+            return find_code(source, self.codes) == find_code(target, self.codes)
         return False
 
     def detect(self, text: str, target: str | None = None) -> list[dict[str, Any]]:

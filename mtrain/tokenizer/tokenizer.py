@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,10 +91,18 @@ class Tokenizer:
         return self.encode_source([tag])[0]
 
     def complete(self, direction: Direction) -> Direction:
-        """The direction with the codes of this vocabulary, if it has any, such as `deu_Latn` for `de`;
-        unknown languages, `und`, stay. Raises UsageError if a language has no code."""
-        codes = self.source.codes
-        return Direction(*(find_code(x, codes) if codes and x != "und" else x for x in direction))
+        """The direction with the codes of this vocabulary, if it has any, such as `deu_Latn` for `de`, or of
+        its tags, such as `de` for `deu_Latn`; unknown languages, `und`, stay. Raises UsageError if a language
+        has no code."""
+        if codes := self.source.codes:
+            return Direction(*(find_code(x, codes) if x != "und" else x for x in direction))
+        names = [name[1:-1] for name in self.source.symbol_names if re.fullmatch("<.+>", name)]
+        known = names, [name[1:] for name in names if name.startswith("2")]
+        found = [*direction]
+        for side, tagged in enumerate(known):
+            with suppress(UsageError):  # no tag fits, or several
+                found[side] = find_code(direction[side], tagged)
+        return Direction(*found)
 
     def tags_of(self, direction: Direction, tags: LanguageTags) -> TagIds:
         """The ids of the languages of pairs. Raises UsageError if the vocabulary lacks a language or, with

@@ -212,6 +212,7 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
             "--bleu-tokenize has no effect on --metrics chrf",
         ),
         (["m", "--setup-comet", "c"], "--setup-comet only makes an environment; leave out MODEL"),
+        (["m", "--metrics", "ter", "--lowercase"], "--lowercase has no effect on --metrics ter; add bleu or"),
         (["m", "--metrics", "comet", "--by-length"], "--by-length has no effect on --metrics comet; add"),
         (["m", "--metrics", "rouge"], "--metrics rouge: choose from bleu, chrf, chrf++, ter, comet"),
         (["m", "--bleu-tokenize", "moses"], "--bleu-tokenize moses: choose from"),
@@ -516,3 +517,14 @@ def test_a_beam_size_for_a_model_that_samples_is_an_error(mtrain, run_dir, tmp_p
     assert "--beam-size has no effect on sampling (decoding.samples is 2)" in one_line(err)
     code, out, _ = mtrain("evaluate", model, *files, "--beam-size", 4, "--set", "decoding.samples=null")
     assert code == 0 and "BLEU" in out
+
+
+def test_an_empty_test_set_is_an_error_before_any_translation(mtrain, run_copy, tmp_path):
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    config = run_copy / "config.yaml"
+    config.write_text(
+        config.read_text().replace("  test:\n", f"  test:\n    a_b: {{source: {empty}, target: {empty}}}\n")
+    )
+    code, out, err = mtrain("evaluate", run_copy, "--device", "cpu", "--json")
+    assert (code, out) == (3, "") and "a_b: has no sentences; there is nothing to score" in one_line(err)

@@ -97,6 +97,15 @@ def test_a_line_may_begin_with_a_language_tag(mtrain, both, corpus, tmp_path):
     assert [system["score"] > 95 for system in comparison["scores"]] == [True, True]
 
 
+def test_a_language_may_have_another_code_than_its_tag(mtrain, both):
+    """As with models that have codes of languages, which may be compared with this one."""
+    with Translator.load(both, "cpu", workers=1) as translator:
+        for code in ("de", "deu", "deu_Latn", "de-AT"):
+            assert translator.between(None, code).translate(ENGLISH[:1])[0].text == GERMAN[0]
+    code, _, err = mtrain("translate", both, "Hello.", "--to", "fra_Latn", *ON_CPU)
+    assert code == 2 and "the vocabulary has no language tag <2fra_Latn>" in one_line(err)
+
+
 def test_a_copy_of_a_translator_knows_which_languages_were_chosen(both):
     tagged = f"<2de> {ENGLISH[0]}"
     with Translator.load(both, "cpu", workers=1) as translator:

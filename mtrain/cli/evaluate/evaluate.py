@@ -134,7 +134,7 @@ def evaluate(
     names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
     _check_inputs(inputs, outputs, "comet" in names)
-    _check_metrics(names, bleu_tokenize, comet, comet_model)
+    _check_metrics(names, lowercase, bleu_tokenize, comet, comet_model)
     if by_length and names == ["comet"]:
         raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
     translating = bool(inputs.models)
@@ -236,7 +236,11 @@ def _check_sources(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> N
 
 
 def _check_metrics(
-    names: Sequence[str], bleu_tokenize: str | None, comet: Path | None, comet_model: str | None
+    names: Sequence[str],
+    lowercase: bool,
+    bleu_tokenize: str | None,
+    comet: Path | None,
+    comet_model: str | None,
 ) -> None:
     """Raise UsageError if an option has no effect on these metrics."""
     given = {"--bleu-tokenize": bleu_tokenize, "--comet": comet, "--comet-model": comet_model}
@@ -245,6 +249,9 @@ def _check_metrics(
         if value is not None and metric not in names:
             found = f"{option} has no effect on --metrics {','.join(names)}"
             raise UsageError(f"{found}; add {metric}, or leave it out")
+    if lowercase and {*names} <= {"ter", "comet"}:
+        found = f"--lowercase has no effect on --metrics {','.join(names)}"
+        raise UsageError(f"{found}; add bleu or chrf, or leave it out")
 
 
 def _set_up_comet(folder: Path) -> None:

@@ -9,7 +9,7 @@ from mtrain.cli.evaluate.results import Metrics, Outputs, report_results
 from mtrain.cli.translate.translate import load_translator
 from mtrain.config.languages import Direction
 from mtrain.distributed.launch import read_launch
-from mtrain.errors import UsageError
+from mtrain.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
@@ -109,6 +109,8 @@ def evaluate_models(
                         used = {translator.direction, *(test.direction for test in tests if test.direction)}
                         _check_models(inputs.models[1:], used, decoding_settings, beam_size)
                     for test in tests:  # fail now, not after the first of them
+                        if not test.sources:
+                            raise DataError(f"{test.name}: has no sentences; there is nothing to score")
                         _between(path, translator, test.direction or translator.direction)
                         metrics.make(test.target_lang(translator.target_lang))
                     if path == inputs.models[-1]:

@@ -37,6 +37,9 @@ M2M = ["de", "en", "pt", "zh"]
         ("deu_Latn", M2M, "de"),
         ("pt-BR", M2M, "pt"),
         ("pt-BR-abl1943", M2M, "pt"),  # a variant
+        ("zh-Hant-TW", ["zh-Hans", "zh-Hant"], "zh-Hant"),
+        ("zh_Hant_HK", ["zho_Hans", "zho_Hant"], "zho_Hant"),
+        ("sr-Latn", ["sr", "de"], "sr"),
         ("ca-valencia", ["cat_Latn", "deu_Latn"], "cat_Latn"),
         ("ku", ["ckb_Arab", "kmr_Latn"], "kmr_Latn"),
     ],

@@ -47,6 +47,8 @@ def test_usual_translations_have_no_problem(source: str, translation: str):
         ("Ein Mann steht auf einer Leiter, auf einer Leiter, auf einer Leiter, auf einer Leiter", "looping"),
         ("Er ist schönönönönönön", "looping"),
         ("Ein Mann ................", "looping"),
+        ("Es sind 5000 5000 5000 5000 5000", "looping"),  # each of which ends with a repetition
+        ("Er lacht: hahaha! hahaha! hahaha! hahaha!", "looping"),
         ("男男男男男男男男男男", "looping"),
         ("वह वह वह वह वह वह।", "looping"),
         ("هو هو هو هو هو هو؟»", "looping"),

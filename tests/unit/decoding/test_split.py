@@ -236,6 +236,13 @@ def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> Non
             splitter.encode(["It rains.", other])
 
 
+def test_the_longest_source_of_a_model_with_codes_follows_its_longest_translation() -> None:
+    """NLLB-200 takes 1,024 tokens, but `generate` ends after 200."""
+    fixed = DecodingConfig(max_length_ratio=0, max_length_offset=198)
+    assert [fixed.longest_source(1024, tags) for tags in ("codes", "codes_last", "none")] == [198, 198, 1024]
+    assert DecodingConfig().longest_source(1024, "codes") == 1024
+
+
 def test_a_tag_may_name_another_language_on_the_side_that_is_not_chosen(both: Tokenizer) -> None:
     tags = TagIds(both.tag_ids("<en> <2fr>"))
     only_source = Splitter(both, 100, "en", "long", tags, chosen=(True, False))

@@ -105,6 +105,8 @@ def test_a_text_in_the_target_language_is_recognized():
     assert models.detect("Tom", "fr")[0]["language"] in ("en", "de")  # not certain
     assert models.is_same("French", "fr") and not models.is_same("en", "fr")
     assert not models.is_same("xx", "xx")
+    longer = Models([model("a", "eng", "deu")])
+    assert longer.is_same("deu", "deu") and longer.is_same("de", "deu") and not longer.is_same("eng", "deu")
     assert models.is_same("fr", "fr-CA") and not models.is_same("en", "fr-CA")
 
 
