@@ -133,11 +133,10 @@ def record_validation(run_dir: Path, state: TrainState) -> None:
 
 
 def restore_validation(run_dir: Path, state: TrainState) -> TrainState:
-    """The state after the validation that followed a checkpoint, if the index has its outcome. If not, the
-    validation is still due."""
+    """The state after the validation that followed a checkpoint, if the index has its outcome."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         outcome = read_json(run_dir / "checkpoints" / INDEX)["validated"]
-        if state.validation_due and outcome["step"] == state.step:
+        if outcome["step"] == state.step:
             known = state.outcome_of_validation().keys() & outcome.keys()
             return TrainState.from_json({**state.to_json(), **{name: outcome[name] for name in known}})
     return state

@@ -158,9 +158,11 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _named_place(path: Path, parent: str) -> Path | None:
-    """The absolute path of a folder in a folder with this name, as it is given or else without links; None
-    if there is none."""
-    return next((place for place in (path.absolute(), path.resolve()) if place.parent.name == parent), None)
+    """The absolute path, as it is given or without links, of a folder that is in a folder of this name; None
+    if neither is. A path in a run is preferred: other folders may have this name."""
+    places = [place for place in (path.absolute(), path.resolve()) if place.parent.name == parent]
+    in_runs = [place for place in places if (place.parents[1] / "config.yaml").exists()]
+    return next(iter([*in_runs, *places]), None)
 
 
 def run_folder_of(path: Path) -> Path | None:

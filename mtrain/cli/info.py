@@ -26,6 +26,7 @@ _TIED = {
     "none": "separate",
 }
 _LIMITS = ("max_steps", "max_epochs", "max_minutes", "patience")
+_WITHOUT_CHECKPOINTS = "its checkpoints were removed, so it cannot be resumed"
 _DATA_TYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _DIGITS = 16  # of a SHA-256; --json has all
 
@@ -108,8 +109,11 @@ def _lines(summary: "Summary") -> Iterator[str]:
         license_ = summary.license or "not stated; to state it, add `license:` to README.md"
         yield from _section("Model", [*_model(model), *_files(summary.files), ["license", license_]])
     if summary.progress is not None:
-        trained = _training(model.info) if model is not None and not summary.progress.checkpoints else []
-        yield from _section("Training", _progress(summary.progress, summary.config, trained))
+        if model is not None and not summary.progress.checkpoints:
+            rows = [*_training(model.info), ["state", _WITHOUT_CHECKPOINTS], *_validations(summary.progress)]
+        else:
+            rows = _progress(summary.progress, summary.config)
+        yield from _section("Training", rows)
     elif model is not None:
         yield from _section("Training", _training(model.info))
     choices = [[*map(str, choice)] for choice in summary.choices]
@@ -231,11 +235,7 @@ def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> R
     return rows
 
 
-def _progress(progress: "RunProgress", config: "Config | None", trained: Rows) -> Rows:
-    """The progress of a run or, if its checkpoints were removed, how the model was `trained`."""
-    if trained:
-        reason = "its checkpoints were removed, so it cannot be resumed"
-        return [*trained, ["state", reason], *_validations(progress)]
+def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
     later = progress.logged_step > progress.step
     since = f", and {progress.logged_step - progress.step:,} since the last checkpoint" if later else ""
     rows = [["steps", f"{progress.step:,}{since}"]]

@@ -73,12 +73,7 @@ def find_code(code: str, known: Collection[str]) -> str:
     `de`, `zho_Hant` for `zh-Hant`, `pt` for `pt-BR`. Raises UsageError if no code or several codes fit."""
     if code in known:
         return code
-    scripts = _scripts_in(code)
-    fitting = [
-        one
-        for one in known
-        if is_same_language(one, code) and (not scripts or _scripts_in(one) in (set(), scripts))
-    ]
+    fitting = [one for one in known if is_same_language(one, code) and not name_different_scripts(one, code)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -87,6 +82,11 @@ def find_code(code: str, known: Collection[str]) -> str:
     near = [parts[part] for part in get_close_matches(code, parts, 1, 0.5)]
     cure = f"did you mean {near[0]}?" if near else f"its codes are such as {', '.join(sorted(known)[:8])}"
     raise UsageError(f"language {code}: the model has no such language; {cure}")
+
+
+def name_different_scripts(one: str, other: str) -> bool:
+    """Whether two codes name a script each, and not the same one, as `zh-Hans` and `zho_Hant` do."""
+    return bool(_scripts_in(one) and _scripts_in(other)) and _scripts_in(one) != _scripts_in(other)
 
 
 def _scripts_in(code: str) -> set[str]:

@@ -14,8 +14,10 @@ Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
 
 _PUNCTUATION = regex.compile(r"[\p{P}\s]*")
 _TAIL = 400  # characters at the end of a text that are examined
-# Some characters at least three times, and at least 10 in all: "..." and "hahaha" are common.
+# Some characters at least three times, and at least 10 in all: "..." and "hahaha" are common. Without a
+# letter, five times: "1,000,000,000" is a number.
 _REPEATED = re.compile(r"(.)\1{9,}|(..)\2{4,}|(...)\3{3,}|(.{4,100}?)\4{2,}", re.DOTALL)
+_WITHOUT_LETTERS = 5  # times that characters are repeated if none is a letter
 _SEEN_AGAIN = 4  # characters that begin such repetitions, and therefore occur a second time
 # The longer text is at most `_MAX_RATIO` times the shorter one plus `_ALLOWANCE`.
 _MAX_RATIO = 3
@@ -68,7 +70,10 @@ def _loops(text: str) -> bool:
 def _begins_with_repetitions(text: str) -> bool:
     if text.find(text[:_SEEN_AGAIN], 1) < 0:  # much faster than the pattern
         return False
-    return _REPEATED.match(text) is not None
+    if (match := _REPEATED.match(text)) is None:
+        return False
+    repeated = next(filter(None, match.groups()))
+    return any(map(str.isalpha, repeated)) or len(match[0]) >= _WITHOUT_LETTERS * len(repeated)
 
 
 class ProblemCounter:

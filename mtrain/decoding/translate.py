@@ -135,7 +135,7 @@ class Translator:
     def _use(self, decoding: DecodingConfig, direction: Direction) -> None:
         """Decode with these settings, in this direction. Weights, threads and processes are reused where
         possible. Raises UsageError if the models have no tags or codes for the languages."""
-        self.direction = self.tokenizer.complete(direction)
+        self.direction = self.tokenizer.complete(direction, self.language_tags)
         if "und" not in self.direction or not self.tokenizer.source.codes:  # which `splitter` would miss
             self.tokenizer.tags_of(self.direction, self.language_tags)
         if decoding.mbr is not None:
@@ -168,7 +168,8 @@ class Translator:
 
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
         """A translator with the same models for other languages. None and `und` keep the current language.
-        If the models have codes of languages, `de` stands for `deu_Latn` unless several codes fit.
+        If the models have codes of languages, `de` stands for `deu_Latn` unless several codes fit; if they
+        have tags, `deu_Latn` for `de`.
         Once the source or target language is chosen, a line whose tag names another one is an error. The
         translator shares what `with_settings` shares. Raises UsageError if the models have no tags for these
         languages. Models without language tags translate from any language, but only into one.

@@ -23,13 +23,14 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
         model, version, devices = _load(name, gpus)
+        accelerator = "cpu" if not devices else "auto" if gpus == "auto" else "gpu"  # an error without one
         _write([{"version": version}], out)
         group: list[dict[str, str]] = []
         for line in sys.stdin.buffer:
             if line.strip():
                 group.append(json.loads(line))
             else:
-                _write([{"score": score} for score in _scores(model, group, devices)], out)
+                _write([{"score": score} for score in _scores(model, group, devices, accelerator)], out)
                 group = []
 
 
@@ -45,9 +46,8 @@ def _load(name: str, gpus: str) -> tuple[Any, str, int]:
     return comet.load_from_checkpoint(path), comet.__version__, devices
 
 
-def _scores(model: Any, group: list[dict[str, str]], gpus: int) -> list[float]:
+def _scores(model: Any, group: list[dict[str, str]], gpus: int, accelerator: str) -> list[float]:
     samples = [{"src": s["source"], "mt": s["translation"], "ref": s["reference"]} for s in group]
-    accelerator = "auto" if gpus else "cpu"
     predicted = model.predict(samples, batch_size=16, gpus=gpus, accelerator=accelerator, progress_bar=False)
     return [float(score) for score in predicted.scores]
 

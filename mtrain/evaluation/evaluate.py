@@ -122,7 +122,8 @@ def _folder_with_validation(data: DataConfig, run_dir: Path) -> DataFolder | Non
             cure = "restore it, or give --source and --reference"
             raise DataError(f"{folder.path}: the held-out pairs are missing; {cure}")
         return folder
-    of_files = [each for each in data.validation if not isinstance(each, HubCorpus | ToyCorpus)]
+    readable: tuple[type, ...] = (HubCorpus, ToyCorpus) if data.folder is None else (ToyCorpus,)
+    of_files = [each for each in data.validation if not isinstance(each, readable)]
     if all(map(existing_files, of_files)):
         return None
     folder = DataFolder.of_run(data, run_dir)

@@ -96,7 +96,8 @@ def _has_own_ids(vocabulary: Vocabulary) -> bool:
 
 
 def cure(config: Config | ModelFolderConfig, format: Format, other: str = "use {}") -> str:
-    """What to do if a format does not support a translation model; `other` advises another format."""
+    """What to do if a format does not support a translation model. `other` is the advice to use another
+    format, whose name replaces `{}`."""
     if format == "bergamot" and _tags(config) == "none":
         return "train with model.preset: student_tiny or student_base, which have these settings"
     needs_ctranslate2 = format == "argos" or unsupported_reason(config, "transformers")

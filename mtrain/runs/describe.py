@@ -20,7 +20,7 @@ from mtrain.checkpoint.model_info import (
     new_info,
 )
 from mtrain.config.schema import Config
-from mtrain.data.store.folder import VALIDATION, inputs_of, read_summary
+from mtrain.data.store.folder import SUMMARY, VALIDATION, inputs_of, read_summary
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_lines
 from mtrain.runs.json_records import read_record
@@ -49,8 +49,9 @@ def find_data(run_dir: Path, folder: str | None) -> Path:
     directory, it may from a folder that contains the run, where the run was started."""
     if folder is None:
         return run_dir / "data"
-    places = (Path(folder), *(parent / folder for parent in run_dir.resolve().parents))
-    return next((place for place in places if place.is_dir()), Path(folder))
+    parents = (*run_dir.absolute().parents, *run_dir.resolve().parents)
+    places = (Path(folder), *(parent / folder for parent in parents))
+    return next((place for place in places if (place / SUMMARY).is_file()), Path(folder))
 
 
 def _count_lines(file: Path) -> int | None:

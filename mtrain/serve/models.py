@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config.language_names import find_language, language_name
-from mtrain.config.languages import base_language, find_code
+from mtrain.config.languages import base_language, find_code, name_different_scripts
 from mtrain.data.text.identify_language import EXTRA, detect_languages
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
@@ -117,6 +117,8 @@ class Models:
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
         source, target = (find_language(code) or code for code in (source, target))
+        if name_different_scripts(source, target):
+            return False
         with suppress(UsageError):  # one fits no code, or several
             return find_code(source, self.codes) == find_code(target, self.codes)
         return False

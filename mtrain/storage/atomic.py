@@ -26,6 +26,7 @@ from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_m
 
 log = logging.getLogger(__name__)
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # errors of writing, also of temporary files elsewhere
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # file systems that cannot fsync a directory
 
 
@@ -79,7 +80,7 @@ def require_new_folder(folder: Path) -> None:
     StorageError if it cannot be created, which is tried with another name."""
     if folder.resolve() == Path.cwd():
         raise UsageError(f"{folder}: is the working directory; give another folder")
-    if folder.is_mount():  # which cannot be replaced
+    if os.path.ismount(folder):  # which cannot be replaced
         raise UsageError(f"{folder}: is a mount point; give a folder in it")
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder}: already exists and is not overwritten; give another folder")
@@ -97,7 +98,8 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 
     Files and folders at the top of `folder` that its manifest does not list are moved to the new contents;
     a README.md only if somebody has edited it. If anything fails, the previous contents of `folder` are kept.
-    Raises StorageError if the disk is full or not writable, and propagates the exceptions of `fill`.
+    Raises StorageError if the disk is full or not writable, or if `fill` cannot read a file, and propagates
+    the other exceptions of `fill`.
     """
     folder = _follow_link(folder)
     temporary, old = _siblings(folder)
@@ -119,10 +121,12 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
             folder.rename(old)
         temporary.rename(folder)
         _sync(folder.parent)
-    except (OSError, SafetensorError) as error:
-        read = getattr(error, "filename", None)
-        if isinstance(read, str | Path) and not _belongs_to(Path(read), folder):
-            raise StorageError(f"{read}: cannot read: {getattr(error, 'strerror', None)}") from error
+    except OSError as error:
+        name = error.filename if error.errno not in _FULL else None
+        if isinstance(name, str) and not _belongs_to(Path(name), folder):
+            raise StorageError(f"{name}: cannot read: {error.strerror}") from error
+        raise cannot_write(folder, error) from error
+    except SafetensorError as error:
         raise cannot_write(folder, error) from error
     finally:
         with suppress(OSError):  # of a file system that is not available; the next start cleans up
@@ -130,7 +134,8 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def _belongs_to(path: Path, folder: Path) -> bool:
-    """Whether a path is a folder that is written, in it, or a folder that contains it."""
+    """Whether a path is of an output `folder`: in it or in its temporary names, or one of their parents."""
+    path, folder = path.absolute(), folder.absolute()
     places = (folder, *_siblings(folder))
     return any(path.is_relative_to(place) or place.is_relative_to(path) for place in places)
 

@@ -3,11 +3,10 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mtrain.config.languages import Direction, LanguageTags, find_code
+from mtrain.config.languages import Direction, LanguageTags, base_language, find_code
 from mtrain.config.sections.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
@@ -90,19 +89,18 @@ class Tokenizer:
             raise UsageError(f"{found}; its symbols are {', '.join(names) or 'none'}")
         return self.encode_source([tag])[0]
 
-    def complete(self, direction: Direction) -> Direction:
+    def complete(self, direction: Direction, tags: LanguageTags = "none") -> Direction:
         """The direction with the codes of this vocabulary, if it has any, such as `deu_Latn` for `de`, or of
-        its tags, such as `de` for `deu_Latn`; unknown languages, `und`, stay. Raises UsageError if a language
-        has no code."""
+        its language `tags`, such as `de` for `deu_Latn` if there is a tag `<2de>` but none `<2deu_Latn>`;
+        unknown languages, `und`, stay. Raises UsageError if a language has no code."""
         if codes := self.source.codes:
             return Direction(*(find_code(x, codes) if x != "und" else x for x in direction))
+        if tags not in ("target", "both"):
+            return direction
         names = [name[1:-1] for name in self.source.symbol_names if re.fullmatch("<.+>", name)]
-        known = names, [name[1:] for name in names if name.startswith("2")]
-        found = [*direction]
-        for side, tagged in enumerate(known):
-            with suppress(UsageError):  # no tag fits, or several
-                found[side] = find_code(direction[side], tagged)
-        return Direction(*found)
+        targets = [name[1:] for name in names if name.startswith("2")]
+        source = _tagged(direction.source, names) if tags == "both" else direction.source
+        return Direction(source, _tagged(direction.target, targets))
 
     def tags_of(self, direction: Direction, tags: LanguageTags) -> TagIds:
         """The ids of the languages of pairs. Raises UsageError if the vocabulary lacks a language or, with
@@ -141,6 +139,12 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary files."""
         return fingerprint_of(self.files)
+
+
+def _tagged(code: str, tagged: Sequence[str]) -> str:
+    """The code of a language in its tag: the same one or, without region and script, its base."""
+    base = base_language(code)
+    return base if code not in tagged and base in tagged else code
 
 
 def valid_text(text: str) -> str:

@@ -135,7 +135,7 @@ class Clock:
         least = SMALL * self.budget if self.is_due else max(LARGE * self.budget, LARGE_OF_REST * left)
         changes_validation = self.is_due and plan.next_validation != current.next_validation
         is_new = deviation > least or changes_validation or bool(self.later)
-        if is_new and not self._try_to_write([*self.plans, plan]) and not is_late:
+        if is_new and not self._try_to_write([*self.plans, plan], is_late) and not is_late:
             return False  # it is tried again after the next step
         self.is_due = False
         if is_new:
@@ -207,13 +207,15 @@ class Clock:
         cost = validation_steps if is_measured else None
         return Plan(step, current.scheduled_at(step), total, next_validation, self.limits, cost)
 
-    def _try_to_write(self, plans: list[Plan]) -> bool:
-        """Write all plans, if possible. Returns whether it was. If not, a new plan must not take effect."""
+    def _try_to_write(self, plans: list[Plan], is_late: bool) -> bool:
+        """Write all plans, if possible. Returns whether it was. If not, a new plan must not take effect,
+        unless the run is late and would not end."""
         try:
             self._write(plans)
         except StorageError as error:
             if not self._failed:
-                log.warning("%s; the plan stays the same until the file can be written", error)
+                consequence = "a resumed run may decay otherwise" if is_late else "the plan stays the same"
+                log.warning("%s; %s until the file can be written", error, consequence)
             self._failed = True
             return False
         self._failed = False

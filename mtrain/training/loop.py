@@ -217,7 +217,6 @@ def _finish_last_validation(trainer: Trainer) -> None:
         return
     if last and not trainer.state.validation_due and _is_newly_finished(trainer):
         trainer.state.validation_due = True
-        trainer.saver.save(last=True)  # with the average that is validated
     due = trainer.state.validation_due
     _validate_checkpoint(trainer, last)
     if not last and trainer.limit_reached():  # see `_finish_if_limit_reached`
@@ -228,8 +227,11 @@ def _finish_last_validation(trainer: Trainer) -> None:
 
 
 def _is_newly_finished(trainer: Trainer) -> bool:
-    """Whether the newest weights were never validated, and can be compared with the best ones."""
+    """Whether the newest weights were never validated, and can be compared with the best ones. The average of
+    several checkpoints is made when one is saved for a validation; this one was not."""
     step, is_validated = trainer.state.step, False
+    if trainer.config.training.average_checkpoints > 1 and trainer.state.best_step is not None:
+        return False
     if trainer.ranks.is_first:
         lines = read_metrics(trainer.run_dir)
         is_validated = any(line["step"] == step and "validation" in line for line in lines)

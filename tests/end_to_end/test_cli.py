@@ -240,7 +240,7 @@ def test_running_out_of_memory_has_its_own_code(mtrain, run_dir, monkeypatch, er
 
     monkeypatch.setattr(Translator, "stream", full)
     code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu")
-    assert code == 8 and "lower training.micro_batch_tokens or decoding.batch_tokens" in one_line(err)
+    assert code == 8 and "in a new run, or decoding.batch_tokens to translate" in one_line(err)
 
 
 def test_results_that_cannot_be_written_are_an_error(run_dir):

@@ -113,7 +113,8 @@ class Findings:
     # The first unreadable pairs of each set, with reasons.
     unreadable: dict[str, list[str]] = field(default_factory=dict)
     changes: dict[str, Changes] = field(default_factory=dict)  # by side, if there are any
-    remaining: int | None = None  # training pairs with other sources than the pairs that are held out
+    # Training pairs with other sources than the held-out pairs. With several directions, fewer remain.
+    remaining: int | None = None
 
 
 class DataCheck:
@@ -198,8 +199,7 @@ class DataCheck:
         found = self._found
         if self._holds_out:
             found.sets["validation"].usable = len(held_out)
-            if not self._data.has_several_directions:  # or else, targets are held out, too
-                found.remaining = self._leaks.count_remaining(held_out)
+            found.remaining = self._leaks.count_remaining(held_out)
         found.leaks = self._leaks.leaks(held_out)
         found.rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
         repeated = found.rejected.get("duplicates", 0)

@@ -62,6 +62,11 @@ def test_problems_are_found(translation: str, problem: str):
     assert find_problem(LONG, translation) == problem
 
 
+@pytest.mark.parametrize("text", ["Es sind 1.000.000.000.", "EUR 1,000,000,000", "Nummer 555 555 555"])
+def test_numbers_are_no_loops(text: str):
+    assert find_problem("There is one billion.", text) is None
+
+
 def test_a_translation_that_was_cut_is_looping():
     assert find_problem("A dog.", "Ein Hund.", finished=False) == "looping"
     assert find_problem("A dog.", "", finished=False) == "empty"

@@ -95,17 +95,21 @@ def test_ranks_and_signals_do_not_reach_the_process(comet_environment, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("visible", "given", "used"), [(None, 1, "1"), ("4,6", 1, "6"), ("4,6", 2, ""), ("", 0, "")]
+    ("visible", "given", "used"), [(None, 1, "1"), ("4,6", 1, "6"), ("4,6", 2, None), ("", 0, None)]
 )
 def test_the_gpu_of_the_option_is_the_only_one_for_the_process(
-    comet_environment, monkeypatch, visible: str | None, given: int, used: str
+    comet_environment, monkeypatch, visible: str | None, given: int, used: str | None
 ):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with CometProcess(comet_python(comet_environment), "own/environment", f"cuda:{given}") as process:
-        process.score(SOURCES[:1], HYPOTHESES[:1], REFERENCES[:1])
-    assert process.version.endswith(f"GPUs={used}")
+        if used is None:  # it has no such GPU
+            with pytest.raises(StorageError):
+                process.score(SOURCES[:1], HYPOTHESES[:1], REFERENCES[:1])
+        else:
+            process.score(SOURCES[:1], HYPOTHESES[:1], REFERENCES[:1])
+            assert process.version.endswith(f"GPUs={used}")
 
 
 def test_many_sentences_are_sent_in_groups(process, monkeypatch):

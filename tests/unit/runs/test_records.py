@@ -62,6 +62,7 @@ def test_validations_after_the_last_logged_step_have_their_own_places():
 
 def test_the_data_folder_is_found_from_another_working_directory(tmp_path, monkeypatch):
     (tmp_path / "encoded").mkdir()
+    (tmp_path / "encoded/summary.json").write_text("{}")
     run = tmp_path / "runs" / "large"
     run.mkdir(parents=True)
     assert find_data(run, "encoded") == tmp_path / "encoded"

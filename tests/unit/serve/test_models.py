@@ -106,6 +106,8 @@ def test_a_text_in_the_target_language_is_recognized():
     assert models.is_same("French", "fr") and not models.is_same("en", "fr")
     assert not models.is_same("xx", "xx")
     longer = Models([model("a", "eng", "deu")])
+    plain = Models([model("a", "en", "zh")])
+    assert plain.is_same("zh-Hant", "zh") and not plain.is_same("zh-Hant", "zh-Hans")
     assert longer.is_same("deu", "deu") and longer.is_same("de", "deu") and not longer.is_same("eng", "deu")
     assert models.is_same("fr", "fr-CA") and not models.is_same("en", "fr-CA")
 

@@ -133,7 +133,7 @@ def test_only_a_new_or_empty_folder_is_accepted_as_output(tmp_path, monkeypatch)
 
 
 def test_a_mount_point_is_refused_as_output(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "out")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path.name == "out")
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match="out: is a mount point; give a folder in it"):
         require_new_folder(tmp_path / "out")
