@@ -199,8 +199,8 @@ class DataCheck:
         found = self._found
         if self._holds_out:
             found.sets["validation"].usable = len(held_out)
-            found.remaining = self._leaks.count_remaining(held_out)
         found.leaks = self._leaks.leaks(held_out)
+        found.remaining = self._leaks.remaining
         found.rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
         repeated = found.rejected.get("duplicates", 0)
         found.sets["train"].usable -= repeated

@@ -1,6 +1,6 @@
 """Finds the pairs of the validation and test sets that are also training pairs, by hashes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +49,7 @@ class LeakFinder:
         self._sets = {name: _hash_set(pairs) for name, pairs in sets.items()}
         self._found = [set[int](), set[int](), set[int]()]  # of pairs, sources and normalized sources
         self._sources = TemporaryStream(folder) if holds_out else None
+        self.remaining: int | None = None  # training pairs with other sources than held-out ones; see `leaks`
 
     def evaluation_hashes(self) -> PairHashes:
         """The sorted hashes of all validation and test sets."""
@@ -63,27 +64,20 @@ class LeakFinder:
         if self._sources is not None:
             self._sources.write(np.stack([hashes.sources, hashes.normalized], axis=1).tobytes())
 
-    def count_remaining(self, held_out: Sequence[Pair]) -> int:
-        """The number of training pairs that have other sources than the pairs that are held out."""
-        own = unique(hash_texts([pair.source for pair in held_out]))
-        return sum(int(np.count_nonzero(~contains(own, sources))) for sources, _ in self._training_sources())
-
-    def _training_sources(self) -> Iterator[tuple[Hashes, Hashes]]:
-        """Yield the hashes of the training sources, and of the normalized ones, in parts."""
-        for chunk in self._sources.chunks(_CHUNK) if self._sources is not None else ():
-            sources, normalized = np.frombuffer(chunk, np.uint64).reshape(-1, 2).T
-            yield sources, normalized
-
     def leaks(self, held_out: Sequence[Pair]) -> dict[str, Leak]:
         """The leak of each set and, if validation pairs are held out, of these into the pairs that remain for
-        training, which have other sources. Raises StorageError."""
+        training, which have other sources; these are counted. Raises StorageError."""
         leaks = {name: _count_leaked(hashes, self._found) for name, hashes in self._sets.items()}
         if self._sources is None:
             return leaks
         validation, found = _hash_set(held_out), set[int]()
         own = PairHashes(*map(unique, validation))
-        for sources, normalized in self._training_sources():
-            leaked = contains(own.normalized, normalized) & ~contains(own.sources, sources)
+        self.remaining = 0
+        for chunk in self._sources.chunks(_CHUNK):
+            sources, normalized = np.frombuffer(chunk, np.uint64).reshape(-1, 2).T
+            is_other = ~contains(own.sources, sources)
+            self.remaining += int(np.count_nonzero(is_other))
+            leaked = contains(own.normalized, normalized) & is_other
             found.update(normalized[leaked].tolist())
         return {"validation": _count_leaked(validation, [set(), set(), found]), **leaks}
 
