@@ -55,6 +55,13 @@ def split_tag(source: str) -> tuple[str | None, str]:
     return (tag[1], source[tag.end() :]) if tag else (None, source)
 
 
+def names_in_tags(symbols: Iterable[str]) -> tuple[list[str], list[str]]:
+    """What symbols have between angle brackets, such as `de` and `2de`, and the languages of those that name a
+    target, such as `de` for `<2de>`; both sorted."""
+    names = sorted(symbol[1:-1] for symbol in symbols if re.fullmatch("<.+>", symbol))
+    return names, [name[1:] for name in names if name.startswith("2")]
+
+
 @lru_cache(4096)
 def base_language(code: str) -> str:
     """The language of a code without its region or script, with two letters if ISO 639-1 has it: `zh` for

@@ -1,7 +1,6 @@
 """The models of a server, and the directions that they translate in."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config.language_names import find_language, language_name
-from mtrain.config.languages import base_language, find_code, name_different_scripts
+from mtrain.config.languages import base_language, find_code, name_different_scripts, names_in_tags
 from mtrain.data.text.identify_language import EXTRA, detect_languages
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
@@ -56,8 +55,7 @@ def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]
         return [own.source], [own.target]
     if tags.startswith("codes"):
         return [*vocabulary.codes], [*vocabulary.codes]
-    names = sorted(each[1:-1] for each in vocabulary.symbol_names if re.fullmatch("<.+>", each))
-    targets = [name[1:] for name in names if name.startswith("2")]
+    names, targets = names_in_tags(vocabulary.symbol_names)
     if tags == "both":  # other symbols have no meaning as languages
         known = {own.source, *targets}
         return [name for name in names if name in known or find_language(name)], targets

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mtrain.config.languages import Direction, LanguageTags, base_language, find_code
+from mtrain.config.languages import Direction, LanguageTags, base_language, find_code, names_in_tags
 from mtrain.config.sections.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
@@ -97,8 +97,7 @@ class Tokenizer:
             return Direction(*(find_code(x, codes) if x != "und" else x for x in direction))
         if tags not in ("target", "both"):
             return direction
-        names = [name[1:-1] for name in self.source.symbol_names if re.fullmatch("<.+>", name)]
-        targets = [name[1:] for name in names if name.startswith("2")]
+        names, targets = names_in_tags(self.source.symbol_names)
         source = _tagged(direction.source, names) if tags == "both" else direction.source
         return Direction(source, _tagged(direction.target, targets))
 
