@@ -154,23 +154,22 @@ def has_run_config(path: Path) -> bool:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a checkpoint of a run."""
-    return _named_place(path, "checkpoints") is not None and (path / "state.json").is_file()
+    return bool(_runs_around(path)) and (path / "state.json").is_file()
 
 
-def _named_place(path: Path, parent: str) -> Path | None:
-    """The absolute path, as it is given or without links, of a folder that is in a folder of this name; None
-    if neither is. A path in a run is preferred: other folders may have this name."""
-    places = [place for place in (path.absolute(), path.resolve()) if place.parent.name == parent]
-    in_runs = [place for place in places if (place.parents[1] / "config.yaml").exists()]
-    return next(iter([*in_runs, *places]), None)
+def _runs_around(path: Path) -> list[Path]:
+    """The folders of which `path` is a checkpoint by its name, as it is given and without links; those with a
+    config first, because other folders may be named `checkpoints`, too."""
+    places = [place for place in (path.absolute(), path.resolve()) if place.parent.name == "checkpoints"]
+    return sorted((place.parents[1] for place in places), key=lambda run: not (run / "config.yaml").exists())
 
 
 def run_folder_of(path: Path) -> Path | None:
     """The run folder that `path` is, or whose model folder or checkpoint it is; None for other models."""
     if is_run(path):
         return path
-    if is_checkpoint(path) and (place := _named_place(path, "checkpoints")):
-        return place.parents[1]
+    if is_checkpoint(path):
+        return _runs_around(path)[0]
     places = (path.absolute(), path.resolve())
     return next((each.parent for each in places if each.name == "model" and is_run(each.parent)), None)
 
