@@ -13,6 +13,7 @@ from mtrain.evaluation.metrics import make_metrics
 from mtrain.report.report import report_page
 from mtrain.runs.results import score_test_sets
 from tests.support.html import Elements
+from tests.support.training import read_metrics
 
 SECTIONS = [
     "Summary",
@@ -126,6 +127,15 @@ def test_an_old_run_has_a_page_that_names_what_is_missing(run_dir, tmp_path):
     assert report_page([old]).count("data-attention>") == 3  # of the first pairs in the data folder
     both = report_page([old, run_dir])
     assert Elements(both).texts["h2"] == SECTIONS
+
+
+def test_the_summary_counts_the_steps_after_the_last_logged_one(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    lines = [line for line in read_metrics(run) if "validation" in line or line["step"] <= 100]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert max(line["step"] for line in lines if "loss" in line) == 100
+    row = re.search("<caption>Runs, .*?</table>", report_page([run]), re.DOTALL)[0]
+    assert ">200<" in row and ">100<" not in row
 
 
 def test_the_page_of_a_long_run_is_small(run_dir, tmp_path):

@@ -154,6 +154,13 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
     assert "has changed since the tokenizer" not in caplog.text  # the checkpoints need this one
 
 
+def test_a_tokenizer_of_text_that_was_filtered_is_logged(make_config, corpus, caplog):
+    files = {"source": str(corpus / "train.en"), "target": str(corpus / "train.de")}
+    tokenize(make_config(data={"train": files, "filters": {"max_words": 99}}))
+    tokenize(make_config(data={"train": {**files, "filters": "off"}, "filters": {"max_words": 99}}))
+    assert "has changed since the tokenizer was learned" in caplog.text
+
+
 def test_a_tokenizer_of_other_columns_is_logged(make_config, corpus, tmp_path, caplog):
     english, german = ((corpus / f"train.{language}").read_text().splitlines() for language in ("en", "de"))
     table = tmp_path / "train.tsv"
@@ -167,7 +174,7 @@ def test_a_tokenizer_of_other_columns_is_logged(make_config, corpus, tmp_path, c
     tokenize(make_config(data={"train": reversed_columns}))
     assert "has changed since the tokenizer was learned" in caplog.text
     caplog.clear()
-    record = learned / "learnt-from.json"  # an earlier version recorded only the hash of the file
+    record = learned / "learnt-from.json"  # in which earlier versions wrote only the hash of the file
     record.write_text(json.dumps(json.loads(record.read_text())[:1]) + "\n")
     write_manifest(learned)
     tokenize(make_config(data={"train": reversed_columns}))
