@@ -56,8 +56,8 @@ def split_tag(source: str) -> tuple[str | None, str]:
 
 
 def names_in_tags(symbols: Iterable[str]) -> tuple[list[str], list[str]]:
-    """What symbols have between angle brackets, such as `de` and `2de`, and the languages of those that name a
-    target, such as `de` for `<2de>`; both sorted."""
+    """What symbols have between angle brackets, such as `de` and `2de`, and the languages of those that name
+    a target, such as `de` for `<2de>`; both sorted."""
     names = sorted(symbol[1:-1] for symbol in symbols if re.fullmatch("<.+>", symbol))
     return names, [name[1:] for name in names if name.startswith("2")]
 
