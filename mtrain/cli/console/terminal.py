@@ -25,13 +25,17 @@ STARTED = time.monotonic()  # this module is loaded when the process starts
 
 
 def make_streams_usable() -> None:
-    """Replace closed standard streams, and write UTF-8 regardless of the locale.
+    """Replace closed standard streams, wait for slow ones, and write UTF-8 regardless of the locale.
 
-    A closed stdout is replaced with a read-only stream, so that losing results is an error.
+    A closed stdout is replaced with a read-only stream, so that losing results is an error. A stream in
+    non-blocking mode, in which a parent process may have left it, would lose the lines that come late.
     """
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  (open until the process ends)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        with suppress(OSError, AttributeError):  # no file, or Windows with an older Python
+            os.set_blocking(stream.fileno(), True)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # `require_unicode` reports what was not UTF-8
     for stream in (sys.stdout, sys.stderr):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from select import select
 
 import pytest
@@ -55,6 +56,29 @@ def test_a_program_can_read_the_pieces_of_a_line_before_it_writes_the_next_one(j
             assert select([answers], [], [], 60)[0], "no answer"
             assert answers.readline().decode().split() == processor.encode(line, out_type=str)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_streams_in_non_blocking_mode_are_waited_for(joint, tmp_path):
+    (stdin, to_child), (from_child, stdout) = os.pipe(), os.pipe()
+    for stream in (stdin, stdout):
+        os.set_blocking(stream, False)
+    child = start_forked("segment", joint, "-o", tmp_path / "out", streams=[stdin, stdout, 2])
+    time.sleep(0.5)  # the command waits for its first line
+    for line in (b"one\ntw", b"o\nthree\n"):
+        os.write(to_child, line)
+        time.sleep(0.1)
+    os.close(to_child)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.set_blocking(stdout, False)
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCE) * 40)  # more than a pipe holds
+    with (tmp_path / "in").open() as lines:
+        child = start_forked("segment", joint, streams=[lines.fileno(), stdout, 2])
+    os.close(stdout)
+    with os.fdopen(from_child, "rb") as answers:
+        time.sleep(0.5)
+        found = answers.read().splitlines()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len((tmp_path / "out").read_text().splitlines()) == 3 and len(found) == 40 * len(SOURCE)
 
 
 def test_typed_lines_and_an_output_file(mtrain, joint, tmp_path, stdin):
