@@ -19,7 +19,6 @@ from mtrain.data.epochs.loader import StepInput, largest_batches, layouts_of
 from mtrain.data.epochs.packed_batch import batch_type
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Window
-from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.kernels.reproducible import reproducible
@@ -267,8 +266,7 @@ def _begin(trainer: Trainer) -> None:
 
 def _open_first_window(trainer: Trainer, stop: StopSignal) -> Window:
     with _stopping(trainer, stop):  # it may take minutes
-        throttle = Throttle(cancelled=lambda: stop.received is not None)
-        position, window = trainer.planner.find(trainer.state.position, throttle)
+        position, window = trainer.planner.find(trainer.state.position, lambda: stop.received is not None)
     trainer.log_setup(window, windows=trainer.corpus.count_windows(position.starts))
     _log_stage(trainer, position)
     return window

@@ -14,8 +14,7 @@ import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
 from mtrain.data.epochs.windows import WindowedCorpus
-from mtrain.data.rewriting import reencode
-from mtrain.data.rewriting.rewrite import Throttle
+from mtrain.data.rewriting.rewrite import require_needed
 from mtrain.data.store.shards import Shard, shard_file
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.processes.stop_signals import StopSignal
@@ -104,24 +103,21 @@ def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, c
 
 
 def test_training_that_ends_leaves_no_work_behind(small, monkeypatch):
-    """While the next window waits for the progress of training."""
-    real, throttles = Throttle.spread, []
+    """While the next window is prepared."""
+    real, waited = WindowedCorpus.open, []
 
-    def spread(self, blocks, workers):
-        throttles.append(self)
-        yield from real(self, blocks, workers)
+    def endless(self, epoch, window, starts, cancelled):
+        while (epoch, window) == (0, 1) and not cancelled():
+            waited.append(window)
+            time.sleep(0.01)
+        return real(self, epoch, window, starts, cancelled)
 
-    monkeypatch.setattr(Throttle, "spread", spread)
-    monkeypatch.setattr(Throttle, "must_wait", lambda self, *_: not self._at_once)
-    monkeypatch.setattr(reencode, "BLOCK", 2)
     whole = fit_on_cpu(small("whole", training={"max_steps": 12}, subword_sampling=0.2))
-    assert len(losses(whole)) == 12 and len(throttles) > 2
-    assert all(each.finished for each in throttles[:2]) and any(
-        each.taken for each in throttles if each.steps
-    )
-    fit_on_cpu(small("parts", training={"max_steps": 1}, subword_sampling=0.2))
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowedCorpus, "open", endless)
+        fit_on_cpu(small("parts", training={"max_steps": 1}, subword_sampling=0.2))
     names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("windows", "loader", "ThreadPool"))], names
+    assert waited and not [each for each in names if each.startswith(("windows", "loader", "ThreadPool"))]
     resumed = fit_on_cpu(small("parts", training={"max_steps": 12}, subword_sampling=0.2))
     assert losses(resumed) == losses(whole)
 
@@ -140,13 +136,13 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     whole = fit_on_cpu(small("whole", training=recipe))
     real = WindowedCorpus.open
 
-    def endless(self, epoch, window=0, throttle=None, *starts):
+    def endless(self, epoch, window, starts, cancelled):
         if (epoch, window) == (0, slow):
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
             while True:
-                throttle.require_needed()
+                require_needed(cancelled)
                 time.sleep(0.01)
-        return real(self, epoch, window, throttle, *starts)
+        return real(self, epoch, window, starts, cancelled)
 
     with monkeypatch.context() as patch:
         patch.setattr(WindowedCorpus, "open", endless)
@@ -163,10 +159,9 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
 def test_a_signal_right_after_resuming_says_that_the_state_is_saved(small, monkeypatch):
     real = WindowedCorpus.open
 
-    def slow(self, epoch, window=0, throttle=None, *starts):
-        if throttle is not None:
-            throttle.require_needed()
-        return real(self, epoch, window, throttle, *starts)
+    def slow(self, epoch, window, starts, cancelled):
+        require_needed(cancelled)
+        return real(self, epoch, window, starts, cancelled)
 
     checkpoint = last_checkpoint(fit_on_cpu(small("run", training={"max_steps": 3})))
     before = (checkpoint / "state.json").stat().st_mtime_ns

@@ -2,10 +2,11 @@
 ahead."""
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from mtrain.data.epochs.batching import collate
 from mtrain.data.epochs.packed_batch import AnyBatch, ChooseLayout, Layout, PackedBatch, batch_type, pack
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
-from mtrain.data.rewriting.rewrite import Throttle, never
+from mtrain.data.rewriting.rewrite import never, require_needed
 from mtrain.data.store.shards import EncodedCorpus
 from mtrain.duration import format_duration
 from mtrain.tokenizer.rows import Indices, Rows
@@ -64,7 +65,7 @@ class Loader:
         planner = self.planner
         # The next steps and, with the last one of a window, the window that follows.
         pending: deque[tuple[Future[StepInput], Future[Opened] | None]] = deque()
-        throttle = Throttle(cancelled=cancelled)  # training waits for the first window
+        ended = threading.Event()
 
         def following_step() -> StepInput:
             making, opening = pending.popleft()
@@ -73,13 +74,12 @@ class Loader:
 
         with ThreadPoolExecutor(1, "windows") as background, ThreadPoolExecutor(1, "loader") as pool:
             try:
-                position, window = planner.find(start or Position(), throttle)
+                position, window = planner.find(start or Position(), cancelled)
                 while True:
                     taken = planner.schedule.steps_to_take(position, len(window.plan.steps))
-                    throttle = Throttle(taken)
                     after, opening = planner.after(position, taken), None
                     if planner.is_trained_on(after):
-                        opening = background.submit(planner.find, after, throttle)
+                        opening = background.submit(planner.find, after, ended.is_set)
                     for done in range(1, taken + 1):
                         is_last = done == taken
                         following = after if is_last else position.after(done)
@@ -88,17 +88,15 @@ class Loader:
                         pending.append((making, opening if is_last and window.share < 1 else None))
                         if len(pending) > AHEAD:
                             yield following_step()
-                            throttle.step()
-                    throttle.hurry()
                     # If the next window is ready, its batches are made before the last ones are used.
                     while pending and not (opening and opening.done() and not opening.exception()):
                         yield following_step()
                     if opening is None:
-                        position, window = planner.find(after, Throttle(cancelled=cancelled))
+                        position, window = planner.find(after, cancelled)
                     else:
                         position, window = _wait_for_window(opening, cancelled)
             finally:
-                throttle.cancel()
+                ended.set()  # nobody needs the next window
 
     def _make(self, window: Window, position: Position, following: Position) -> StepInput:
         plan = window.plan
@@ -188,6 +186,5 @@ def _wait_for_window(opening: Future[Opened], cancelled: Callable[[], bool]) -> 
 def _wait(future: Future[Waited], cancelled: Callable[[], bool]) -> Waited:
     """The result of a future. Raises CancelledError if `cancelled` returns true before it is known."""
     while not wait([future], _POLL).done:
-        if cancelled():
-            raise CancelledError
+        require_needed(cancelled)
     return future.result()

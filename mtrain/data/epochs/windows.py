@@ -19,7 +19,7 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.mixing import ChosenRows, Mixer, weights_by_size
 from mtrain.data.epochs.schedule import FIRST_STAGE, Position, StageSchedule, StageStarts, WindowLayout
-from mtrain.data.rewriting.rewrite import Key, Rewrite, Throttle, replace_rows
+from mtrain.data.rewriting.rewrite import Key, Rewrite, never, replace_rows
 from mtrain.data.store.damaged import report_damaged_shard
 from mtrain.data.store.shards import EncodedCorpus, Shard
 from mtrain.errors import DataError, ModelError
@@ -97,17 +97,21 @@ class WindowedCorpus:
         return corpus
 
     def open(
-        self, epoch: int, window: int = 0, throttle: Throttle | None = None, starts: StageStarts = FIRST_STAGE
+        self,
+        epoch: int,
+        window: int = 0,
+        starts: StageStarts = FIRST_STAGE,
+        cancelled: Callable[[], bool] = never,
     ) -> EncodedCorpus:
         """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
-        the numbers of times that they occur. Raises DataError if pairs are damaged, CancelledError if a
-        rewrite is cancelled."""
+        the numbers of times that they occur. Raises DataError if pairs are damaged, CancelledError if
+        `cancelled`, which is called from time to time, returns true."""
         corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
         if self._whole is not None and self.mixer is None:
             self.require_undamaged()  # unless `encoded` has just verified the pairs
-        key, throttle = self.key(epoch, window, starts), throttle or Throttle()
+        key = self.key(epoch, window, starts)
         for rewrite in self._rewrites if len(corpus) else ():
-            corpus = replace_rows(corpus, rewrite(corpus, key, throttle), self._run_dir, throttle)
+            corpus = replace_rows(corpus, rewrite(corpus, key, cancelled), self._run_dir, cancelled)
         return corpus
 
     @property
@@ -211,17 +215,21 @@ class WindowPlanner:
         self._opening = threading.Lock()
 
     def open(
-        self, epoch: int, window: int = 0, throttle: Throttle | None = None, starts: StageStarts = FIRST_STAGE
+        self,
+        epoch: int,
+        window: int = 0,
+        starts: StageStarts = FIRST_STAGE,
+        cancelled: Callable[[], bool] = never,
     ) -> Window:
         """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
         The latest window with steps is cached.
 
-        Raises DataError if it is damaged, CancelledError if rewriting its rows is cancelled.
+        Raises DataError if it is damaged, CancelledError if `cancelled` returns true.
         """
         with self._opening:
             if (epoch, window, starts) in self._opened:
                 return self._opened[epoch, window, starts]
-            corpus = self.corpus.open(epoch, window, throttle, starts)
+            corpus = self.corpus.open(epoch, window, starts, cancelled)
             lengths = corpus.source_lengths, corpus.target_lengths
             key = self.config.seed, *self.corpus.key(epoch, window, starts)
             tokens = self.config.training.batch_tokens
@@ -231,16 +239,16 @@ class WindowPlanner:
                 self._opened = {(epoch, window, starts): opened}
             return opened
 
-    def find(self, position: Position, throttle: Throttle | None = None) -> Opened:
+    def find(self, position: Position, cancelled: Callable[[], bool] = never) -> Opened:
         """The first window with steps from a position on, and the position of its first step.
 
-        Raises DataError if a whole epoch has no pairs or a window is damaged, CancelledError if rewriting
-        its rows is cancelled.
+        Raises DataError if a whole epoch has no pairs or a window is damaged, CancelledError if `cancelled`
+        returns true.
         """
         position = self.schedule.in_stage(position)
         epoch_is_empty = position.window == 0  # as far as is known
         while True:
-            window = self.open(position.epoch, position.window, throttle, position.starts)
+            window = self.open(position.epoch, position.window, position.starts, cancelled)
             if window.plan.steps:
                 return position, window
             following = self.after(position)

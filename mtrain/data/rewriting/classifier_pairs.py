@@ -5,14 +5,14 @@ Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) also learns from corrupted pa
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from mtrain.config.sections.data import DataConfig
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator
 from mtrain.data.store.shards import EncodedCorpus
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class ExampleMaker:
         self._corrupter = Corrupter(tokenizer, data.max_length)
         self._eos, self._seed = tokenizer.special.eos, seed
 
-    def __call__(self, corpus: EncodedCorpus, key: Key, _: Throttle) -> Blocks:
+    def __call__(self, corpus: EncodedCorpus, key: Key, _: Callable[[], bool]) -> Blocks:
         """Yield the examples of the rows of a corpus, in blocks."""
         others = draw_others(corpus.target_lengths, (self._seed, *key))
         for start in range(0, len(corpus), BLOCK):

@@ -6,7 +6,7 @@ Many pairs are therefore encoded in worker processes.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import cache, cached_property, partial
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, Throttle, make_generator
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator, require_needed
 from mtrain.data.store.shards import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes.cores import count_cores
@@ -81,37 +81,34 @@ class Reencoder:
         self._reencode_block = self._make_reencoder()
         self._calls = 0
 
-    def __call__(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
+    def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Callable[[], bool]) -> Blocks:
         """Yield the rows of a corpus with new ids, and rows of noise after them, in blocks. Raises
-        CancelledError if they are no longer needed."""
+        CancelledError if `cancelled` returns true."""
         self._calls += 1
-        yield from self._reencoded(corpus, key, throttle)
+        yield from self._reencoded(corpus, key, partial(require_needed, cancelled))
         if (augment := self._reencode_block.augment) is not None:
             noise = augment.noise(len(corpus), make_generator("noise", self._seed, *key))
             if noise:
                 yield _from_pairs(noise)
 
-    def _reencoded(self, corpus: EncodedCorpus, key: Key, throttle: Throttle) -> Blocks:
+    def _reencoded(self, corpus: EncodedCorpus, key: Key, require: Callable[[], None]) -> Blocks:
         def task(block: int, in_background: bool = False) -> ReencodeTask:
             rows = np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus)))
             return ReencodeTask(corpus.fetch(rows), key, block, in_background)
 
         def local(block: int) -> Sides:
-            with throttle.measured():
-                return self._reencode_block(task(block))
+            return self._reencode_block(task(block))
 
         def remote(process: WorkerProcess, block: int) -> Sides:
-            with throttle.measured():
-                sides: Sides = process.call(task(block, in_background=self._calls > 1))
+            sides: Sides = process.call(task(block, in_background=self._calls > 1))
             return sides
 
         count = -(-len(corpus) // BLOCK)
         if count <= 1:  # starting a process takes longer
             yield from map(local, range(count))
         else:
-            blocks = throttle.spread(count, self._pool.count)
             try:
-                for _, new in self._pool.map(blocks, remote, local, throttle.require_needed):
+                for _, new in self._pool.map(range(count), remote, local, require):
                     yield new
             except CancelledError:
                 del self._pool  # it is closed

@@ -24,7 +24,6 @@ from mtrain.data import Pair
 from mtrain.data.preparing import encode_shards
 from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting import reencode
-from mtrain.data.rewriting.rewrite import Throttle
 from mtrain.data.scanning.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
@@ -670,9 +669,9 @@ def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monke
     monkeypatch.setattr(reencode, "BLOCK", 70)
     refuse_processes(monkeypatch)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
-    answers = iter([False] * 8 + [True])  # when each of five blocks starts, and before it is written
+    answers = iter([False, False, True])  # before each of five blocks is written
     with pytest.raises(CancelledError):
-        prepared.train.open(0, 0, Throttle(cancelled=lambda: next(answers)))
+        prepared.train.open(0, cancelled=lambda: next(answers))
     assert not list(answers)
 
 
@@ -696,7 +695,7 @@ def test_stopped_processes_are_not_waited_for_if_segmenting_is_cancelled(
     os.kill(process, signal.SIGSTOP)
     end = time.monotonic() + 1
     with pytest.raises(CancelledError):
-        prepared.train.open(1, 0, Throttle(cancelled=lambda: time.monotonic() > end))
+        prepared.train.open(1, cancelled=lambda: time.monotonic() > end)
     assert rows(prepared, 0) == first
 
 

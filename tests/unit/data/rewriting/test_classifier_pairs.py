@@ -18,7 +18,7 @@ from mtrain.data.rewriting.classifier_pairs import (
     draw_others,
     pair_sequence,
 )
-from mtrain.data.rewriting.rewrite import Throttle, never, replace_rows
+from mtrain.data.rewriting.rewrite import never, replace_rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import prepare_data
 from tests.support.tokenizers import train
@@ -143,9 +143,9 @@ def training_pairs(make_config, tokenizer, tmp_path):
 
 def examples(config, tokenizer, corpus, key=(0,), seed=1, cancelled=never):
     """The sequences and the classes of the examples of an epoch."""
-    raw, throttle = corpus.encoded(), Throttle(cancelled=cancelled)
-    blocks = ExampleMaker(config.data, tokenizer, seed)(raw, key, throttle)
-    source, target = replace_rows(raw, blocks, Path(tempfile.gettempdir()), throttle).fetch(range(len(raw)))
+    raw = corpus.encoded()
+    blocks = ExampleMaker(config.data, tokenizer, seed)(raw, key, cancelled)
+    source, target = replace_rows(raw, blocks, Path(tempfile.gettempdir()), cancelled).fetch(range(len(raw)))
     return source.to_lists(), [label for [label] in target.to_lists()]
 
 
