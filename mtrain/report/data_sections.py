@@ -33,8 +33,7 @@ def html_data(run: RunRecords) -> str:
     if run.findings is not None:
         found = run.findings
         facts["Scripts"] = " to ".join(script or "none" for script in found.scripts)
-        about = "about " if found.duplicates_error else ""
-        facts["Duplicate training pairs"] = f"{about}{found.duplicates:,}"
+        facts["Duplicate training pairs"] = f"{found.duplicates:,}"
         if (segmentation := found.segmentation) is not None:
             each, unknown = segmentation.tokens_per_word, segmentation.unknown
             facts["Tokens per word"] = f"{each[0]:.2f} source, {each[1]:.2f} target"

@@ -154,9 +154,8 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
             share = suspicious.count / all_usable
             yield f"{suspicious.count:,} training pairs ({share:.1%}) have {kind}"
     if findings.duplicates > _REPEATED * usable:
-        about = "about " if findings.duplicates_error else ""
         share = findings.duplicates / usable
-        yield f"{about}{findings.duplicates:,} training pairs ({share:.1%}) are duplicates"
+        yield f"{findings.duplicates:,} training pairs ({share:.1%}) are duplicates"
     if "target" in findings.changes:
         changes = _count_changes(findings, "target", ", which the model can never write")
         yield f"{changes}; only tokenizer.normalization: identity keeps them"
@@ -171,10 +170,7 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
     if findings.rejected:
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in findings.rejected.items())
         lines.append(f"rejected by data.filters: {sum(findings.rejected.values()):,} ({reasons})")
-    about, error = "", ""
-    if findings.duplicates_error:
-        about, error = "about ", f" (estimated; standard error {findings.duplicates_error:,})"
-    lines.append(f"duplicate training pairs: {about}{findings.duplicates:,}{error}")
+    lines.append(f"duplicate training pairs: {findings.duplicates:,}")
     lines.append("script: {} to {}".format(*(script or "none" for script in findings.scripts)))
     for side, counts in zip(("source", "target"), findings.lengths, strict=True):
         lines += ["", f"words, {side}", *_histogram(LENGTH_LABELS, counts)]

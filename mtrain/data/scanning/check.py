@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from mtrain.config.languages import scripts_of_language
@@ -18,7 +19,7 @@ from mtrain.config.sections.corpora import Corpus, Holdout, TsvCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.filters import RULES
 from mtrain.data import Pair, are_too_long
-from mtrain.data.pairs.duplicates import DuplicateCounter
+from mtrain.data.pairs.duplicates import find_repeated
 from mtrain.data.reading.blocks import Block, parse_block, read_blocks
 from mtrain.data.reading.lines import Digests
 from mtrain.data.reading.records import count_signs, show_csv
@@ -37,11 +38,11 @@ from mtrain.data.scanning.leaks import Leak, LeakFinder
 from mtrain.data.scanning.normalization import Change
 from mtrain.data.scanning.sides import CorpusSides, Shift, find_shifts
 from mtrain.data.text.writing_systems import main_script
+from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 SIDES = ("source", "target")
 SCRIPT_PAIRS = 1000  # the first pairs of the corpus, or of a sample, which determine its scripts
-DISTINCT = 4_000_000  # pairs whose hashes are kept, of 8 bytes each; the duplicates of more are estimated
 
 # Lists of a fixed length, which is verified when recorded findings are read.
 LengthCounts = Annotated[list[int], Field(min_length=len(LENGTH_BINS), max_length=len(LENGTH_BINS))]
@@ -97,7 +98,6 @@ class Findings:
     # Training pairs that repeat an earlier one; only in corpora without filters, if filters remove repeated
     # sources or targets.
     duplicates: int
-    duplicates_error: int  # the standard error of this number; 0 if it is exact
     leaks: dict[str, Leak]
     lengths: tuple[LengthCounts, LengthCounts]  # training pairs by words of source and target
     ratios: RatioCounts  # training pairs by target characters / source characters
@@ -122,8 +122,8 @@ class DataCheck:
 
     def __init__(self, data: DataConfig, digests: Digests | None = None, folder: Path | None = None):
         """Read the validation and test sets. Raises DataError if one is missing or its sides differ in
-        length; unreadable lines are counted. `digests` is as in `read_blocks`. A temporary file is written to
-        `folder` if validation pairs are held out of training."""
+        length; unreadable lines are counted. `digests` is as in `read_blocks`. Temporary files are written to
+        `folder`: 8 bytes for each pair, and 16 more if validation pairs are held out of training."""
         self._data = data
         self._holds_out = isinstance(data.validation, Holdout)
         validation = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
@@ -134,7 +134,6 @@ class DataCheck:
         self._found = Findings(
             sets={name: PairCounts() for name in names},
             duplicates=0,
-            duplicates_error=0,
             leaks={},
             lengths=([0] * len(LENGTH_BINS), [0] * len(LENGTH_BINS)),
             ratios=[0] * len(RATIO_BINS),
@@ -151,7 +150,7 @@ class DataCheck:
         # Filtered corpora have no repeated pairs then. Others may, whatever the number of rejected pairs.
         removed = "off" if data.filters is None else data.filters.duplicates
         self._is_filtered_by_side = removed in ("source", "target")
-        self._duplicates = DuplicateCounter(DISTINCT)
+        self._pairs = TemporaryStream(folder)  # hashes, to find duplicates
         sets = {name: self._usable(corpora, name, digests) for name, corpora in evaluation_sets.items()}
         self._leaks = LeakFinder(sets, self._holds_out, folder)
 
@@ -189,7 +188,7 @@ class DataCheck:
             found.suspicious[kind].count += count
             _add_first(found.suspicious[kind].places, places)
         if not self._is_filtered_by_side or self._data.train[corpus].filters == "off":
-            self._duplicates.add(block.hashes.pairs)
+            self._pairs.write(block.hashes.pairs.tobytes())
         self._leaks.add(block.hashes, block.overlap)
 
     def findings(self, held_out: Sequence[Pair] = (), rejected: dict[str, int] | None = None) -> Findings:
@@ -204,7 +203,8 @@ class DataCheck:
         found.rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
         repeated = found.rejected.get("duplicates", 0)
         found.sets["train"].usable -= repeated
-        duplicates, found.duplicates_error = self._duplicates.duplicates()
+        keys = self._pairs.as_array(np.uint64)
+        duplicates = sum(map(len, find_repeated(keys, np.broadcast_to(np.uint8(0), len(keys)))))
         found.duplicates = max(0, duplicates - (0 if self._is_filtered_by_side else repeated))
         corpora = zip(found.corpora, self._sides, self._data.directions, strict=True)
         languages = {name: sides.what_is_wrong(direction) for name, sides, direction in corpora}

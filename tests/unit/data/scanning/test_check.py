@@ -17,7 +17,6 @@ from mtrain.config.sections.filters import Filters
 from mtrain.data.preparing.check_report import format_report, list_warnings
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import toy_pairs
-from mtrain.data.scanning import check
 from mtrain.data.scanning.check import PairCounts
 from mtrain.data.scanning.leaks import Leak
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -303,15 +302,6 @@ def test_repeated_pairs(corpora):
     found = check_data(corpora(GOOD + GOOD[:30]).data)
     assert found.duplicates == 30
     assert list_warnings(found) == ["30 training pairs (13.0%) are duplicates"]
-
-
-def test_the_number_of_many_repeated_pairs_is_an_estimate(corpora, monkeypatch):
-    monkeypatch.setattr(check, "DISTINCT", 100)
-    found = check_data(corpora(GOOD + GOOD[:100]).data)
-    assert 50 < found.duplicates < 150 and 0 < found.duplicates_error < 30
-    assert list_warnings(found)[0].startswith(f"about {found.duplicates} training pairs (")
-    estimate = f"about {found.duplicates} (estimated; standard error {found.duplicates_error})"
-    assert f"duplicate training pairs: {estimate}" in format_report(found)
 
 
 def test_leaks_are_the_first_warnings(corpora):
