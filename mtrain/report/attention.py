@@ -1,4 +1,4 @@
-"""Attention maps and the positional encoding of a model as HTML. Symbols in shapes: see `mtrain.model`."""
+"""Attention maps of a model as HTML. Symbols in shapes: see `mtrain.model`."""
 
 import base64
 import zlib
@@ -13,14 +13,11 @@ from mtrain.decoding.batches import padded
 from mtrain.decoding.search.forced import all_attention
 from mtrain.decoding.translate import Translator
 from mtrain.invisible_characters import show_piece
-from mtrain.model.transformer import Transformer, sinusoidal_positions
 from mtrain.report.page import html_page, html_radios, json_script, text_attributes
 from mtrain.tokenizer.vocabulary import Vocabulary
 
 LONGEST = 60  # tokens of a sentence that are shown, at most
 KINDS = {"cross": "Decoder to encoder", "encoder": "Encoder", "decoder": "Decoder"}
-POSITIONS = 64  # that are drawn
-_DIMENSIONS = 256  # that are drawn, at most
 SHOWN = 5  # percent; smaller weights are drawn without a number
 HINT = (
     '<p class="muted">Each row shows, in percent, how much the token on its left attends to each token at '
@@ -153,46 +150,3 @@ def _table(caption: str, rows: Sequence[str], columns: Sequence[str], percent: T
         f"<table><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
-
-
-def html_positions(model: Transformer) -> str:
-    """The positional encoding of the source as a picture, and what it means."""
-    kind, table = position_table(model)
-    stride = -(-table.size(1) // _DIMENSIONS)
-    shown = table[:, ::stride]
-    scaled = (127 + 127 * shown / shown.abs().max().clamp(min=1e-12)).round().to(torch.uint8)
-    data = {
-        "values": base64.b64encode(scaled.numpy().tobytes()).decode("ascii"),
-        "columns": shown.size(1),
-        "stride": stride,
-    }
-    what = (
-        f"Positional encoding ({kind}): positions 0 to {len(table) - 1} from top to bottom, dimensions 0 to "
-        f"{table.size(1) - 1} from left to right. Blue is positive, orange negative."
-    )
-    return (
-        f'<figure class="positions" data-positions>'
-        f'<canvas role="img" aria-label="{escape(what)}">'
-        f"</canvas><output>&nbsp;</output><figcaption>{escape(what)}</figcaption>{json_script(data)}</figure>"
-    )
-
-
-def position_table(model: Transformer) -> tuple[str, Tensor]:
-    """The kind of the encoding, and its values (positions, dimensions) for the first positions of the source.
-    Rotary embeddings add nothing; their table holds the sines and cosines of the angles by which queries and
-    keys of a head are rotated."""
-    kind, count = model.config.positions, min(POSITIONS, model.config.max_positions)
-    if kind == "rotary":
-        width = model.config.d_model // model.config.heads
-        return "rotary: sines, then cosines of the angles of one head", sinusoidal_positions(count, width)
-    table = model.embed.positions(0, count, model.learned_positions)
-    assert isinstance(table, Tensor)
-    return kind.replace("_", ", "), table.detach().float().cpu()
-
-
-def position_similarity(model: Transformer) -> tuple[list[int], list[float]]:
-    """Positions, and the cosine similarity of their encodings with the encoding of the middle one."""
-    _, table = position_table(model)
-    middle = table[len(table) // 2]
-    similarity = torch.nn.functional.cosine_similarity(table, middle[None], dim=1)
-    return list(range(len(table))), [round(value, 4) for value in similarity.tolist()]

@@ -39,21 +39,14 @@ CHARTS = (
 )
 
 
-def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str, Any]]) -> str:
-    """The charts with the choice of their axis, their tables, and the data of charts.js. `similarity` has the
-    number, the label and the points of the chart of positions, whose place is elsewhere."""
+def html_curves(runs: Sequence[RunRecords]) -> str:
+    """The charts with the choice of their axis, their tables, and the data of charts.js."""
     used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
     axis_choices = {"steps": "steps", "tokens": "target tokens", "hours": "hours"}
     axes: list[dict[str, Any]] = []
     charts: dict[str, Any] = {}
     for chart in used:
         charts[chart.key] = {"log": chart.log, "series": _series(runs, chart, axes)}
-    if similarity:
-        lines = [
-            {"label": label, "run": run, "points": False, "x": list(points[0]), "y": list(points[1])}
-            for run, label, points in similarity
-        ]
-        charts["similarity"] = {"x": "position", "series": lines}
     sections = "".join(_section(runs, chart) for chart in used)
     data = json_script({"axes": axes, "charts": charts}, "curve-data")
     return (
@@ -110,20 +103,14 @@ def _section(runs: Sequence[RunRecords], chart: Chart) -> str:
     title = chart.title + (f" ({unit})" if unit else "")
     return (
         f'<section><h3 id="chart-{chart.key}">{escape(title)}</h3>'
-        f"{chart_place(chart.key, _summary(runs, chart))}"
+        f'<div data-chart="{chart.key}" tabindex="0" role="group"'
+        f' aria-label="{escape(_summary(runs, chart))}"><div role="status"></div></div>'
         f"<details><summary>Values</summary>{_table(runs, chart, title)}</details></section>"
     )
 
 
-def chart_place(key: str, description: str) -> str:
-    """The element that a chart is drawn in, with a description for screen readers."""
-    return (
-        f'<div data-chart="{key}" tabindex="0" role="group" aria-label="{escape(description)}">'
-        '<div role="status"></div></div>'
-    )
-
-
 def _summary(runs: Sequence[RunRecords], chart: Chart) -> str:
+    """A chart in words, for screen readers."""
     parts = []
     for run in runs:
         for metric, curve in _known(run, chart):

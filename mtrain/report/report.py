@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -13,8 +12,8 @@ from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
 from mtrain.evaluation.differences import words
 from mtrain.evaluation.metrics import TITLES, named_signature
-from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
-from mtrain.report.curves import chart_place, html_curves
+from mtrain.report.attention import HINT, html_attention
+from mtrain.report.curves import html_curves
 from mtrain.report.data_sections import html_data, html_extremes, html_lengths, html_samples
 from mtrain.report.page import html_page, html_table
 from mtrain.runs.records import RunRecords, differing_settings, names_of, read_run
@@ -44,12 +43,11 @@ def report_page(
     title = f"Training of {', '.join(run.name for run in runs[:2])}"
     if len(runs) > 2:
         title += f" and {len(runs) - 2} more run{'s' * (len(runs) > 3)}"
-    drawn = list(_draw_models(runs, sentences, device, overrides))
-    similarity = [(each.number, each.name, each.similarity) for each in drawn]
+    maps = dict(_draw_models(runs, sentences, device, overrides))
     sampled, scored = [run for run in runs if run.samples], [run for run in runs if run.best]
     sections = {
         "Summary": _summary(runs),
-        "Curves": html_curves(runs, similarity),
+        "Curves": html_curves(runs),
         "Settings": _settings(runs),
         "Data and tokenizer": _folded({run.name: html_data(run) for run in runs}),
     }
@@ -59,9 +57,8 @@ def report_page(
         sections["BLEU by length"] = html_lengths(scored)
         extremes = {run.name: html_extremes(run) for run in scored}
         sections["Best and worst sentences"] = _MARKS + _folded(extremes)
-    if drawn:
-        sections["Attention"] = HINT + _folded({each.name: each.attention for each in drawn})
-        sections["Positional encoding"] = _positions(drawn)
+    if maps:
+        sections["Attention"] = HINT + _folded(maps)
     links = "".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in sections)
     body = "\n".join(
         f'<section aria-labelledby="{_id(name)}"><h2 id="{_id(name)}">{name}</h2>{html}</section>'
@@ -150,46 +147,26 @@ def _details(title: str, html: str, is_open: bool) -> str:
     return f"<details{' open' * is_open}><summary>{escape(title)}</summary>{html}</details>"
 
 
-class _Drawn(NamedTuple):
-    """What is drawn of the model of a run."""
-
-    number: int  # of the run
-    name: str
-    attention: str
-    positions: str
-    similarity: tuple[list[int], list[float]]
-
-
 def _draw_models(
     runs: Sequence[RunRecords], sentences: Sequence[str], device: str, overrides: Sequence[str]
-) -> Iterator[_Drawn]:
-    """What is drawn of each translation model that can be loaded."""
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each run whose translation model can be loaded, and attention maps of the model."""
     for number, run in enumerate(runs):
         if not (run.folder / "model").is_dir() or run.is_classifier:
             continue
         try:
             with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
                 if translator.tokenizer.source.codes and "und" in translator.direction:
-                    run.missing.append("attention and positions of the model, whose languages are not known")
+                    run.missing.append("attention of the model, whose languages are not known")
                     continue
-                chosen, model = list(sentences) or _short(run), translator.models[0].transformer
+                chosen = list(sentences) or _short(run)
                 translations = [found.text for found in translator.translate(chosen, scored=False)]
-                maps = html_attention(translator, chosen, translations, f"run-{number}", "h3")
-                yield _Drawn(number, run.name, maps, html_positions(model), position_similarity(model))
+                yield run.name, html_attention(translator, chosen, translations, f"run-{number}", "h3")
         except ModelError as error:
-            log.warning("%s; the report lacks its attention and positions", error)
-            run.missing.append("attention and positions of the model, which is damaged")
+            log.warning("%s; the report lacks its attention", error)
+            run.missing.append("attention of the model, which is damaged")
 
 
 def _short(run: RunRecords) -> list[str]:
     """A few validation sentences, preferably short ones."""
     return sorted(run.examples, key=lambda text: max(0, len(words(text)) - _WORDS))[:SENTENCES]
-
-
-def _positions(drawn: Sequence[_Drawn]) -> str:
-    middle = len(drawn[0].similarity[0]) // 2
-    lengths = {len(each.similarity[0]) for each in drawn}
-    place = f"position {middle}" if len(lengths) == 1 else "the middle position"
-    what = f"Cosine similarity of the encoding of {place} with the encodings of other positions"
-    chart = f'<div class="charts"><section><h3>{what}</h3>{chart_place("similarity", what)}</section></div>'
-    return _folded({each.name: each.positions for each in drawn}) + chart

@@ -81,24 +81,3 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
   place.querySelectorAll("input[type=radio]").forEach((input) => input.addEventListener("change", () => list(input.value)));
   list(place.querySelector("input:checked")?.value ?? "cross");  // browsers restore the choice on reload
 });
-
-// The positional encoding: a row for each position, a column for each dimension.
-document.querySelectorAll("[data-positions]").forEach((place) => {
-  const { values, columns, stride } = JSON.parse(place.querySelector("script").textContent);
-  const bytes = Uint8Array.from(atob(values), (c) => c.charCodeAt(0));
-  const canvas = place.querySelector("canvas"), rows = bytes.length / columns;
-  [canvas.width, canvas.height] = [columns, rows];
-  const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
-  bytes.forEach((byte, i) => {
-    const value = (byte - 127) / 127;
-    image.data.set([...(value < 0 ? [219, 109, 40] : [47, 129, 247]), Math.round(Math.abs(value) * 255)], 4 * i);
-  });
-  context.putImageData(image, 0, 0);
-  const output = place.querySelector("output");
-  canvas.addEventListener("mousemove", (event) => {
-    const row = Math.min(rows - 1, Math.max(0, Math.floor(event.offsetY / canvas.clientHeight * rows)));
-    const column = Math.min(columns - 1, Math.max(0, Math.floor(event.offsetX / canvas.clientWidth * columns)));
-    const value = ((bytes[row * columns + column] - 127) / 127).toFixed(2);
-    output.textContent = `position ${row}, dimension ${column * stride}: ${value} of the largest value`;
-  });
-});

@@ -52,8 +52,8 @@
 
   function draw(place, chosen) {
     const spec = data.charts[place.dataset.chart];
-    const axis = spec.x ? { label: spec.x, digits: 0 } : axes[chosen];
-    const tables = spec.series.map((s) => [spec.x ? s.x : data.axes[s.axis][chosen], s.y]);
+    const axis = axes[chosen];
+    const tables = spec.series.map((s) => [data.axes[s.axis][chosen], s.y]);
     const series = spec.series.map((s) => ({
       label: s.label,
       stroke: css(`--series-${s.run % 6}`),

@@ -1,4 +1,4 @@
-"""Attention maps and positional encodings."""
+"""Attention maps."""
 
 import base64
 import json
@@ -8,19 +8,9 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.translate import Translator
-from mtrain.model.transformer import Transformer
-from mtrain.report.attention import (
-    LONGEST,
-    attention_maps,
-    attention_page,
-    html_positions,
-    position_similarity,
-    position_table,
-)
+from mtrain.report.attention import LONGEST, attention_maps, attention_page
 from tests.support.html import Elements
 from tests.support.training import fit_on_cpu
 
@@ -87,21 +77,3 @@ def test_the_page_has_a_table_of_percentages_and_data_for_all_heads(translator):
         for kind in data["kinds"].values()
     )
     assert sum(sizes) == len(packed)
-
-
-@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_interleaved", "rotary", "learned"])
-def test_all_kinds_of_positions_are_drawn(positions):
-    ids = {"source_vocab_size": 9, "target_vocab_size": 9, "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
-    sizes = {"d_model": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "ffn_dim": 16}
-    model = Transformer(ModelConfig(**sizes, **ids, positions=positions, max_positions=20)).eval()
-    kind, table = position_table(model)
-    assert kind.startswith(positions.split("_")[0]) and len(table) == 20
-    if positions.startswith("sinusoidal"):
-        assert isinstance(model.embed.positions(0, 20, None), torch.Tensor)
-        assert table.equal(model.embed.positions(0, 20, None))
-    places, similarity = position_similarity(model)
-    assert places == list(range(20)) and similarity[10] == pytest.approx(1) == max(similarity)
-    expected = nn.functional.cosine_similarity(table[3], table[10], dim=0).item()
-    assert similarity[3] == pytest.approx(expected, abs=1e-3)
-    html = html_positions(model)
-    assert 'role="img"' in html and f"positions 0 to {19}" in html
