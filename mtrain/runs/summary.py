@@ -1,6 +1,5 @@
 """What `mtrain info` reports about a model or a run. Nothing here imports PyTorch."""
 
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,21 +8,25 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mtrain.checkpoint.model_card import read_card, stated_license
-from mtrain.checkpoint.model_info import Description, ModelInfo, Score, describe_model, is_run, require_folder
+from mtrain.checkpoint.model_info import (
+    Description,
+    Score,
+    describe_model,
+    has_run_config,
+    is_run,
+    require_folder,
+)
 from mtrain.checkpoint.state import Plan
 from mtrain.config.choices import Choice
 from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
-from mtrain.runs.describe import describe_run
 from mtrain.runs.json_records import read_record
 from mtrain.runs.limits import limit_reached
 from mtrain.runs.metrics import read_metrics, validation_scores
-from mtrain.runs.results import described_scores, read_results
-from mtrain.storage.manifest import INFO, MANIFEST, UNLISTED, sha256, verify_folder
+from mtrain.storage.manifest import MANIFEST, UNLISTED, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -124,7 +127,7 @@ def _summarize(path: Path) -> Summary:
     folder = path
     config = progress = None
     choices: list[Choice] = []
-    if _is_run(path):
+    if is_run(path) or has_run_config(path):  # also if it has just begun
         folder = path / "model"
         try:
             config = validate(Config, read_config(path / "config.yaml"), str(path / "config.yaml"))
@@ -137,8 +140,6 @@ def _summarize(path: Path) -> Summary:
     model = describe_model(folder)
     if model.problem:
         notes.append(model.problem)
-    if config is not None and not (folder / INFO).exists():
-        model = model._replace(info=_info_of_run(path, config))
     license = None
     try:
         license = stated_license(read_card(folder) or "")
@@ -152,29 +153,6 @@ def _read_choices(run_dir: Path) -> list[Choice]:
     with suppress(OSError, ValueError):
         return _CHOICES.validate_json(read_file(run_dir / "choices.json"))
     return []
-
-
-def _is_run(path: Path) -> bool:
-    """Whether a folder is a run folder, even if the run has just begun."""
-    if is_run(path):
-        return True
-    with suppress(UsageError):
-        values = read_yaml_file(path / "config.yaml")
-        return isinstance(values, dict) and "run_dir" in values
-    return False
-
-
-def _info_of_run(run_dir: Path, config: Config) -> ModelInfo:
-    """What the run records about its model, if an earlier version of mtrain has written the model folder."""
-    index = read_record(run_dir / "checkpoints/index.json") or {}
-    best = re.fullmatch("step-([0-9]{8})", str(index.get("best")))
-    if best is None:
-        return ModelInfo()
-    info = describe_run(run_dir, config, int(best[1]))
-    scores = list(info.scores)
-    with suppress(ValueError):  # damaged test scores
-        scores += described_scores(read_results(run_dir))
-    return info.model_copy(update={"mtrain": None, "scores": scores})
 
 
 def _files(folder: Path) -> Files:

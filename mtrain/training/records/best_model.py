@@ -7,17 +7,16 @@ from functools import partial
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import evaluation_weights, rename_superseded, verify_checkpoint
-from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import folder_config, save_model_folder
-from mtrain.checkpoint.model_info import Origin, name_of, new_info, read_info, write_info
+from mtrain.checkpoint.model_info import Origin, name_of, new_info, read_info
 from mtrain.checkpoint.state import TrainState
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import to_yaml
-from mtrain.errors import ModelError, MtrainError
+from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
 from mtrain.runs.describe import describe_run
 from mtrain.storage.generated import is_unedited
-from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, verify_folder
+from mtrain.storage.manifest import CARD, MANIFEST, read_json, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ def publish_best(state: TrainState, config: Config, tokenizer: Tokenizer, verify
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
     contents = to_yaml(folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):
-        _complete_published(folder, config, state.best_step)
         return True
     try:
         if not best.exists():
@@ -75,15 +73,3 @@ def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool
                 verify_folder(folder, ["config.yaml", "model.safetensors"])
             return True
     return False
-
-
-def _complete_published(folder: Path, config: Config, step: int) -> None:
-    """Add info.json and README.md to a model folder that an earlier version has written. A failure is logged;
-    the model can be used without them."""
-    if (folder / INFO).exists():
-        return
-    try:
-        write_info(folder, describe_run(Path(config.run_dir), config, step))
-        write_card(folder)
-    except MtrainError as error:
-        log.warning("%s", error)

@@ -58,20 +58,6 @@ def test_training_goes_on_if_the_card_cannot_be_generated(make_config, monkeypat
     assert not (run / "model/README.md").exists() and load_model(run).config.source_lang == "en"
 
 
-def test_a_model_of_an_earlier_version_gets_a_card_when_its_run_is_resumed(make_config):
-    run = fit_on_cpu(make_config(training={"max_steps": 4}))
-    for name in ("README.md", "info.json"):
-        (run / "model" / name).unlink()
-    before = (run / "model/manifest.json").read_bytes()
-    (run / "model/README.md").write_bytes(MINE)
-    fit_on_cpu(make_config(training={"max_steps": 4}))
-    assert (run / "model/README.md").read_bytes() == MINE and read_info(run / "model").training.steps == 4
-    for name in ("README.md", "info.json"):
-        (run / "model" / name).unlink()
-    fit_on_cpu(make_config(training={"max_steps": 4}))
-    assert is_unedited(run / "model/README.md") and (run / "model/manifest.json").read_bytes() == before
-
-
 def test_test_scores_do_not_change_an_edited_card_or_another_model(scored_run, tmp_path):
     run = Path(shutil.copytree(scored_run, tmp_path / "run"))
     info = read_info(run / "model")
