@@ -7,10 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
+from typing import Any
 
 from sacrebleu.metrics.base import Score, Signature
 
@@ -32,6 +33,7 @@ _OF_TORCHRUN = re.compile(
 )
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 GROUP = 512  # sentences that are sent at a time, so that their number can be shown
+_KEYS = ("src", "mt", "ref")  # of a sentence
 _SHOWN = 200  # characters of an unexpected answer
 _HAS_COMET = "import importlib.util, sys; sys.exit(importlib.util.find_spec('comet') is None)"
 
@@ -97,10 +99,12 @@ class CometProcess:
         scores: list[float] = []
         with ProgressBar("comet: scored", "sentences", len(rows)) as bar:
             for start in range(0, len(rows), GROUP):
-                group = rows[start : start + GROUP]
+                group = [dict(zip(_KEYS, row, strict=True)) for row in rows[start : start + GROUP]]
                 with reporting_silence(process.pid, "the process of COMET"):
-                    self._send(process, group)
-                    scores += [float(self._answer(process, "score", (int, float))) for _ in group]
+                    assert process.stdin is not None
+                    with suppress(BrokenPipeError):  # it has ended; reading its answer reports that
+                        print(json.dumps(group), file=process.stdin, flush=True)
+                    scores += self._answer(process, "scores", partial(_are_scores, count=len(group)))
                 bar.add(len(group))
         return scores
 
@@ -133,34 +137,29 @@ class CometProcess:
         )
         self._process = process
         with reporting_silence(process.pid, "the process of COMET"):
-            self.version = str(self._answer(process, "version", str))
+            self.version = self._answer(process, "a version", lambda answer: isinstance(answer, str))
         return process
 
-    def _send(self, process: "subprocess.Popen[str]", rows: Sequence[tuple[str, str, str]]) -> None:
-        keys = ("source", "translation", "reference")
-        group = "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # the process has ended; reading its answer reports that
-            process.stdin.write(group + "\n")
-            process.stdin.flush()
-
     def _answer(
-        self, process: "subprocess.Popen[str]", key: str, kind: type | tuple[type, ...]
-    ) -> str | int | float:
-        """The value of the only key of the next line. Raises StorageError if the line is anything else."""
+        self, process: "subprocess.Popen[str]", expected: str, is_expected: Callable[[object], bool]
+    ) -> Any:
+        """The next line, JSON. Raises StorageError if the line is not as expected."""
         assert process.stdout is not None
         line = process.stdout.readline()
-        try:
-            answer = json.loads(line)
-            if answer.keys() == {key} and isinstance(answer[key], kind):
-                return answer[key]  # type: ignore[no-any-return]
-        except (ValueError, AttributeError, RecursionError):
-            pass
+        with suppress(ValueError, RecursionError):
+            if is_expected(answer := json.loads(line)):
+                return answer
         if line:
             shown = ascii(line.strip()[:_SHOWN])
-            raise StorageError(f"comet: {self.model}: expected a {key}, but its process printed {shown}")
+            raise StorageError(f"comet: {self.model}: expected {expected}, but its process printed {shown}")
         end = describe_end(process.wait())
         raise StorageError(f"comet: {self.model}: its process {end}; see its messages above")
+
+
+def _are_scores(answer: object, count: int) -> bool:
+    if not isinstance(answer, list) or len(answer) != count:
+        return False
+    return all(isinstance(score, int | float) for score in answer)
 
 
 class Comet:
