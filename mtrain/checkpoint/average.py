@@ -54,7 +54,7 @@ def _differing_settings(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str
         return "languages"
     if first.config.language_tags != other.config.language_tags:
         return "language tags"
-    if first.tokenizer.fingerprint() != other.tokenizer.fingerprint():
+    if first.tokenizer.fingerprint != other.tokenizer.fingerprint:
         return "vocabularies"
     return "model settings" if _architecture(first) != _architecture(other) else ""
 

@@ -96,7 +96,7 @@ def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[L
     cannot decode together."""
     loaded = [load_model(folder, overrides) for folder in folders]
     for (path, first), (folder, other) in combinations(zip(folders, loaded, strict=True), 2):
-        if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
+        if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
             raise ModelError(f"{folder}: its vocabulary is not the same as in {path}; an ensemble shares one")
         if first.config.language_tags != other.config.language_tags:
             found = f"is {other.config.language_tags}, but {first.config.language_tags} in {path}"

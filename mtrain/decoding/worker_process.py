@@ -9,8 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +19,6 @@ from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.sections.model import ModelConfig
 from mtrain.decoding.decode import DecodingTask, Ensemble, decode_batch, for_decoding
 from mtrain.decoding.translation import Translation
-from mtrain.device import keep_freed_memory
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -39,8 +36,9 @@ class _Weights(NamedTuple):
 
 def make_decoder(ensemble: Ensemble[Transformer], precision: str, threads: int) -> partial[Decode]:
     """Makes, in a worker process, a function like `decode_batch` that uses `threads` threads."""
-    files = {file.name: file.read_bytes() for file in ensemble.tokenizer.files}
-    return partial(_prepare, files, [_weights_of(model) for model in ensemble.models], precision, threads)
+    models = [_weights_of(model) for model in ensemble.models]
+    # The tokenizer comes last, because nothing is read after it if it cannot be loaded.
+    return partial(_prepare, models, precision, threads, ensemble.tokenizer)
 
 
 def _weights_of(model: Transformer) -> _Weights:
@@ -49,16 +47,11 @@ def _weights_of(model: Transformer) -> _Weights:
     return _Weights(model.config, contents)
 
 
-def _prepare(files: dict[str, bytes], models: Sequence[_Weights], precision: str, threads: int) -> Decode:
+def _prepare(models: Sequence[_Weights], precision: str, threads: int, tokenizer: Tokenizer) -> Decode:
     """The function that decodes a batch in the worker process, which ends when it is idle for a while."""
     last_used = [math.inf]  # in use
     threading.Thread(target=_end_when_idle, args=(last_used,), daemon=True).start()
-    keep_freed_memory()
     torch.set_num_threads(threads)
-    with TemporaryDirectory() as folder:
-        for name, contents in files.items():
-            (Path(folder) / name).write_bytes(contents)
-        tokenizer = Tokenizer(Path(folder))
     copies = [_make_model(weights) for weights in models]
     ensemble = for_decoding(Ensemble(copies, tokenizer, torch.device("cpu")), precision)
     last_used[0] = time.monotonic()

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Tokenizer:
     """The vocabularies of a model: encodes source and target text, decodes target ids.
 
     `source` and `target` are one object if both sides use the same files. `joint` is true if an id means the
-    same piece on both sides.
+    same piece on both sides. `fingerprint` is the SHA-256 of all files.
     """
 
     def __init__(self, folder: Path, threads: int | None = None):
@@ -58,13 +58,13 @@ class Tokenizer:
         # Padding is masked, so its id may be any that both vocabularies have. BOS comes from the
         # target, because sources have none.
         self.special = target._replace(pad=min(source.pad, target.pad))
+        self.fingerprint = fingerprint_of(self.files)
         if threads:
             self.set_threads(threads)
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Path, int]]:
-        """In a worker process, a tokenizer is loaded again from its folder, and encodes with one thread,
-        because there is a worker for each core."""
-        return Tokenizer, (self.files[0].parent.resolve(), 1)
+    def __reduce__(self) -> tuple[Callable[[Path, str], "Tokenizer"], tuple[Path, str]]:
+        """A worker process loads a tokenizer again, from the same files."""
+        return _load_again, (self.files[0].parent.resolve(), self.fingerprint)
 
     def set_threads(self, count: int) -> None:
         """Encode with `count` threads instead of one for each core."""
@@ -135,9 +135,14 @@ class Tokenizer:
         texts = self.target.decode(ids)
         return [text if text.isprintable() else text.translate(SPACES) for text in texts]
 
-    def fingerprint(self) -> str:
-        """SHA-256 of the vocabulary files."""
-        return fingerprint_of(self.files)
+
+def _load_again(folder: Path, fingerprint: str) -> Tokenizer:
+    """The tokenizer of a folder, which encodes with one thread: there is a worker process for each core.
+    Raises ModelError if it has another fingerprint."""
+    tokenizer = Tokenizer(folder, threads=1)
+    if tokenizer.fingerprint != fingerprint:
+        raise ModelError(f"{folder}: its files have changed since they were loaded; start the command again")
+    return tokenizer
 
 
 def _tagged(code: str, tagged: Sequence[str]) -> str:

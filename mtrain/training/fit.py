@@ -87,6 +87,6 @@ def make_trainer(
         write_config(run.config)  # only now: if the data cannot be used, a resumed run keeps its config
     description = ranks.broadcast(run and run.describe(), preparing=True)
     run = run or open_prepared_run(description)
-    fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}
+    fingerprints = {"the tokenizer": run.tokenizer.fingerprint, "the training data": run.data.fingerprint}
     ranks.require_equal(fingerprints)
     return Trainer(run, ranks)

@@ -39,7 +39,7 @@ def describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> Sett
         "format": _FINGERPRINT_FORMAT,
         "data": describe_data(data, keys),
         "seed": seed,
-        "tokenizer": tokenizer.fingerprint(),
+        "tokenizer": tokenizer.fingerprint,
     }
 
 

@@ -61,7 +61,7 @@ class PreparedRun(NamedTuple):
         """A state of training with the fingerprints of this run's tokenizer and data, and its batch order."""
         return replace(
             state,
-            tokenizer_fingerprint=self.tokenizer.fingerprint(),
+            tokenizer_fingerprint=self.tokenizer.fingerprint,
             data_fingerprint=self.data.fingerprint,
             batch_order=batch_order(self.config.data),
             window_layout=self.data.train.layout(state.position.starts),
@@ -151,7 +151,7 @@ def prepare_run(
             write_config(config)  # now: encoding may be interrupted
         if workers:  # then each process is to use one core
             tokenizer.set_threads(1)
-        if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
+        if initial_model and initial_model.tokenizer.fingerprint != tokenizer.fingerprint:
             reason = f"its tokenizer is not the one of {config.training.init_from}"
             cure = "replace it with `mtrain tokenize CONFIG --force`"
             raise UsageError(f"{config.run_dir}: {reason}; {cure}")

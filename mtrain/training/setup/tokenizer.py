@@ -179,7 +179,7 @@ def _require_same_tokenizer(settings: TokenizerConfig, shared: Path) -> None:
     """Raise UsageError if the tokenizer in `data.folder` is not the one that `settings` describe."""
     learned = tokenizer_settings(shared)
     if settings.path is not None and Path(settings.path).exists():
-        if Tokenizer(tokenizer_folder(Path(settings.path))).fingerprint() != Tokenizer(shared).fingerprint():
+        if Tokenizer(tokenizer_folder(Path(settings.path))).fingerprint != Tokenizer(shared).fingerprint:
             raise UsageError(f"{shared}: is not the tokenizer of {settings.path}; give another data.folder")
         return
     for key, old in learned.model_dump().items():

@@ -123,7 +123,7 @@ class Validator:
         search = self.decoding.model_dump(mode="json", exclude=irrelevant)
         if self.config.training.best_metric == "nll":  # does not depend on the search
             search = {}
-        value: list[object] = [self.sources, self.references, self.tokenizer.fingerprint(), search]
+        value: list[object] = [self.sources, self.references, self.tokenizer.fingerprint, search]
         if self.codes != "none":
             value.append([*map(str, self.directions)])
         if changed := changed_bleu_tokenizers(self.metrics):

@@ -45,7 +45,6 @@ def _load_and_use_model(path: Path) -> None:
         model.decode(torch.tensor([[config.model.bos_id]]), model.encode(source, keep), keep)
     tokenizer.word_starts(ids)
     tokenizer.decode([list(range(min(50, tokenizer.target_vocab_size)))])
-    tokenizer.fingerprint()
 
 
 def _load_checkpoints(path: Path, original: Path) -> None:

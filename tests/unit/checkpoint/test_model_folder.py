@@ -146,7 +146,7 @@ def test_the_checkpoints_and_the_model_of_a_run_may_be_links(run_dir, tmp_path):
         (run / name).unlink()
         (run / name).symlink_to(elsewhere)
     checkpoint = next((run / "checkpoints").glob("step-*"))
-    assert load_model(checkpoint).tokenizer.fingerprint() == load_model(run).tokenizer.fingerprint()
+    assert load_model(checkpoint).tokenizer.fingerprint == load_model(run).tokenizer.fingerprint
     assert run_folder_of(checkpoint) == run_folder_of(run / "model") == run
 
 

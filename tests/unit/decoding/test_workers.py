@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from mtrain.decoding.worker_process import make_decoder
 from mtrain.decoding.workers import Workers
 from mtrain.distributed.ranks import JsonValue, Ranks
 from mtrain.errors import UsageError
+from tests.support.tokenizers import train as train_tokenizer
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
 
@@ -242,6 +244,20 @@ def test_45_a_stopped_process_is_reported_and_waited_for_until_ctrl_c(
         signal.signal(signal.SIGINT, handler)
     assert helped.workers.pids() == [] and helped.translate(LINES) == expected
     assert helped.workers.start() == 1 and "no worker process is started" not in caplog.text
+
+
+def test_a_worker_process_does_not_decode_with_a_vocabulary_that_was_replaced(
+    run_dir: Path, tmp_path: Path, caplog
+) -> None:
+    """As by a new model in the folder that a server has loaded."""
+    folder = Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
+    with Translator.load(folder, "cpu", FEW_TOKENS, workers=2) as translator:
+        expected = translator.translate(LINES)
+        train_tokenizer(folder / "tokenizer", vocab_size=translator.tokenizer.target_vocab_size - 1)
+        translator.workers.start()
+        with ThreadPoolExecutor(2) as threads:
+            assert [*threads.map(translator.translate, [LINES, LINES])] == [expected, expected]
+    assert "could not be prepared" in caplog.text and "its files have changed since" in caplog.text
 
 
 def test_decoding_continues_without_worker_processes_that_cannot_start(

@@ -104,7 +104,7 @@ def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tok
     assert summary.startswith("13 sentences: 13 translations identical (beam 2)") and not differing
     import_model(str(tmp_path / "out"), tmp_path / "back")
     ours, back = load_model(model), load_model(tmp_path / "back")
-    assert back.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
+    assert back.tokenizer.fingerprint == ours.tokenizer.fingerprint
     changed = {"activation_dropout": 0.1, "max_positions": 1024}
     assert back.config.model == ours.config.model.model_copy(update=changed)
     assert translated(tmp_path / "back") == translated(model)

@@ -58,7 +58,7 @@ def test_pre_norm_models_are_pegasus_and_are_imported_exactly(tokenizers, tmp_pa
     positions = 64 if shape["positions"] == "learned" else 1024
     changed = {"activation_dropout": 0.1, "max_positions": positions}
     assert theirs.config.model == ours.config.model.model_copy(update=changed)
-    assert theirs.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
+    assert theirs.tokenizer.fingerprint == ours.tokenizer.fingerprint
     assert theirs.config.decoding == ours.config.decoding.model_copy(update={"precision": "auto"})
     export_model(back, tmp_path / "again", "pegasus", texts=SOURCES[:1])
     files = ["model.safetensors", "vocab.json", "config.json", "generation_config.json"]
@@ -143,7 +143,7 @@ def test_imported_models_with_codes_go_back_as_m2m_100(ctranslate2, tmp_path, ki
     path = ours.config.tokenizer.model_copy(update={"path": str(out)})
     model = ours.config.model.model_copy(update={"max_positions": 1024})
     assert theirs.config == ours.config.model_copy(update={"tokenizer": path, "model": model})
-    assert theirs.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
+    assert theirs.tokenizer.fingerprint == ours.tokenizer.fingerprint
     with Translator.load(imported, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
         wanted = [best.text.strip() for best in translator.translate(SOURCES)]
     assert by_generate(out, SOURCES) == wanted  # the target is the default

@@ -55,7 +55,7 @@ def test_results_are_in_the_order_of_the_tasks():
 
 def test_a_tokenizer_that_is_gone_when_a_process_loads_it_is_an_error(run_dir: Path, tmp_path: Path):
     tokenizer = Tokenizer(Path(shutil.copytree(run_dir / "tokenizer", tmp_path / "tokenizer")))
-    assert results(("echo", tokenizer))[0].fingerprint() == tokenizer.fingerprint()
+    assert results(("echo", tokenizer))[0].fingerprint == tokenizer.fingerprint
     shutil.rmtree(tmp_path / "tokenizer")
     with pytest.raises(ModelError, match=r"joint\.model: cannot read the tokenizer: No such file"):
         results(("echo", tokenizer))

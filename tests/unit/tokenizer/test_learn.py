@@ -54,8 +54,8 @@ def test_files_and_listing(tmp_path: Path, joint: bool, names: list[str]):
 def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str):
     one, two = (train(tmp_path / name, type=kind) for name in "ab")
     assert one.files[0].read_bytes() == two.files[0].read_bytes()
-    assert one.fingerprint() == two.fingerprint()
-    assert one.fingerprint() != train(tmp_path / "c", type=kind, vocab_size=401).fingerprint()
+    assert one.fingerprint == two.fingerprint
+    assert one.fingerprint != train(tmp_path / "c", type=kind, vocab_size=401).fingerprint
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -113,7 +113,7 @@ def test_an_adapted_size_is_the_largest_possible_one(tmp_path: Path, caplog, kin
     tokenizer = Tokenizer(tmp_path)
     assert size == largest == tokenizer.source_vocab_size
     assert f"using {largest}, the largest possible" in caplog.text
-    assert train(tmp_path / "given", type=kind, vocab_size=largest).fingerprint() == tokenizer.fingerprint()
+    assert train(tmp_path / "given", type=kind, vocab_size=largest).fingerprint == tokenizer.fingerprint
     with pytest.raises(UsageError, match="too large"):
         train(tmp_path / "larger", type=kind, vocab_size=largest + 1)
 
@@ -131,7 +131,7 @@ def test_each_side_gets_the_size_that_its_text_allows(tmp_path: Path, kind: str)
 def test_a_size_that_fits_is_not_adapted(tmp_path: Path):
     config = TokenizerConfig(vocab_size=400)
     assert train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, adapt_vocab_size=True) == 400
-    assert Tokenizer(tmp_path).fingerprint() == train(tmp_path / "plain", vocab_size=400).fingerprint()
+    assert Tokenizer(tmp_path).fingerprint == train(tmp_path / "plain", vocab_size=400).fingerprint
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -525,7 +525,7 @@ def test_the_tokenizer_of_a_shared_folder_is_not_replaced(make, tmp_path):
     before = contents_of(tmp_path / "shared")
     with pytest.raises(UsageError, match="shared/tokenizer: may be in use by other runs"):
         tokenize(make("second"), force=True)
-    assert tokenize(make("second")).fingerprint() == tokenize(make("first")).fingerprint()
+    assert tokenize(make("second")).fingerprint == tokenize(make("first")).fingerprint
     own = tokenize(make("third", data={"folder": None}, tokenizer={"vocab_size": 331}))
     with pytest.raises(UsageError, match="was prepared with another tokenizer"):
         prepare_only(make("third", tokenizer={"vocab_size": 331}))

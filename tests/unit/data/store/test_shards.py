@@ -437,7 +437,7 @@ def test_data_of_an_older_layout_is_encoded_again(tmp_path: Path, tokenizer: Tok
             **{"max_length": 256, "bad_lines": "error", "subword_sampling": None},
         },
         "seed": 1,
-        "tokenizer": tokenizer.fingerprint(),
+        "tokenizer": tokenizer.fingerprint,
     }
     hashes = [content_hash(each) for each in (*data.train, *data.validation)]
     fingerprint = hashlib.sha256(json.dumps([settings, hashes], sort_keys=True).encode()).hexdigest()

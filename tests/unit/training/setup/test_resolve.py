@@ -65,7 +65,7 @@ def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(
     for name, tensor in initial(run_dir).items():
         assert torch.equal(loaded[name], tensor), name
         assert torch.equal(trainer.average.weights[name], tensor), name
-    assert trainer.selection.tokenizer.fingerprint() == load_model(run_dir).tokenizer.fingerprint()
+    assert trainer.selection.tokenizer.fingerprint == load_model(run_dir).tokenizer.fingerprint
     written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     own = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert written["model"] == own["model"] and written["data"]["max_length"] == 64
@@ -188,7 +188,7 @@ def test_a_missing_or_damaged_model_is_an_error(tuned, run_dir, tmp_path):
 
 def test_an_existing_tokenizer_of_the_run_must_equal_that_of_the_model(tuned, make_config, run_dir):
     config = tuned()
-    assert tokenize(config).fingerprint() == load_model(run_dir).tokenizer.fingerprint()
+    assert tokenize(config).fingerprint == load_model(run_dir).tokenizer.fingerprint
     other = tokenize(make_config("other", tokenizer={"type": "bpe"}))
     shutil.copyfile(other.files[0], Path(config.run_dir, "tokenizer/joint.model"))
     with pytest.raises(UsageError, match=r"its tokenizer is not the one of .*by-heart"):
