@@ -86,22 +86,6 @@ def test_attention_has_a_row_for_each_target_token_and_a_shade_for_each_weight()
     assert picture == ["1:\u2581a 2:b\\x1b", "      1  2", "  \u2581x ██   ", "</s> ▒▒ ▒▒"]
 
 
-@pytest.mark.parametrize(
-    ("piece", "label"),
-    [
-        ("\u00a0", "U+00A0"),
-        ("\u2581\u200b", "\u2581 U+200B"),
-        ("\ufe0f", "U+FE0F"),
-        ("\x1b", "U+001B"),
-        ("\u2581", "\u2581"),
-        ("می\u200c", "می\u200c"),
-    ],
-)
-def test_attention_shows_the_code_points_of_pieces_that_cannot_be_seen(piece, label):
-    picture = draw_attention([piece], ["a", piece], np.zeros((2, 1))).split("\n")
-    assert picture[0] == f"1:{label}" and picture[3].startswith(label)
-
-
 def test_attention_is_aligned_and_right_to_left_tokens_are_isolated_on_a_terminal(monkeypatch):
     weights = np.array([[0.9, 0.1], [0.5, 0.45], [0, 0]])
     pieces = ["\u2581ال", "</s>"], ["漢字", "ที่", "abcdef"]
