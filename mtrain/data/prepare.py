@@ -26,7 +26,7 @@ from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite
 from mtrain.data.scanning.block_check import Normalizers
 from mtrain.data.scanning.scanner import CorpusScanner
-from mtrain.data.store.damaged import forget_reported_shards, read_reported_shards
+from mtrain.data.store.damaged import forget_damage, is_damage_reported
 from mtrain.data.store.folder import Contents, DataFolder, Inputs, directions_of_validation, remove_obsolete
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -111,12 +111,10 @@ def prepare_data(
     if folder.inputs != inputs or not folder.is_complete:
         encoder.encode()
     buckets = _buckets_to_verify(folder, data.window_pairs)
-    reported = read_reported_shards(folder.run_dir)
-    contents = folder.open_contents(buckets, reported)
+    contents = folder.open_contents(buckets)
     if contents.problem:
-        contents = encoder.repair(contents.problem, buckets, reported)
-    if reported:
-        forget_reported_shards(folder.run_dir)
+        contents = encoder.repair(contents.problem, buckets)
+    forget_damage(folder.run_dir)
     if not folder.shared:  # a shared folder has only been used for the same corpora
         remove_obsolete(folder.path, len(contents.shards))
     if scanner.files.digests.items() - read_digests(folder.path).items():
@@ -167,8 +165,9 @@ def _as_prepared_data(
 
 
 def _buckets_to_verify(folder: DataFolder, window_pairs: int) -> range:
-    """The buckets whose rows are verified at startup: all if they are one window. Otherwise, each is verified
-    before its use."""
+    """The buckets whose rows are verified at startup: all if they are one window, or if training has found
+    damage. Otherwise, each is verified before its use."""
     summary = folder.summary
     layout = WindowLayout.of(sum(summary["kept"]), summary["buckets"], window_pairs)
-    return range(summary["buckets"] if layout == ONE_WINDOW else 0)
+    needs_all = layout == ONE_WINDOW or is_damage_reported(folder.run_dir)
+    return range(summary["buckets"] if needs_all else 0)

@@ -20,7 +20,7 @@ from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
 from mtrain.data.epochs.mixing import ChosenRows, Mixer, weights_by_size
 from mtrain.data.epochs.schedule import FIRST_STAGE, Position, StageSchedule, StageStarts, WindowLayout
 from mtrain.data.rewriting.rewrite import Key, Rewrite, never, replace_rows
-from mtrain.data.store.damaged import report_damaged_shard
+from mtrain.data.store.damaged import report_damage
 from mtrain.data.store.shards import EncodedCorpus, Shard
 from mtrain.errors import DataError, ModelError
 
@@ -165,7 +165,7 @@ class WindowedCorpus:
         try:
             self._shards[index].verify_rows([b for b in buckets if b not in self._verified[index]])
         except ModelError as error:
-            is_recorded = report_damaged_shard(self._run_dir, index)
+            is_recorded = report_damage(self._run_dir)
             cure = "run again to encode this shard again" if is_recorded else "restore it"
             raise DataError(f"{error}; {cure}") from None
         self._verified[index].clear()  # the others may be opened much later

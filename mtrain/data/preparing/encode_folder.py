@@ -5,7 +5,7 @@ The folder is locked while it is written. A complete data folder is only read, a
 
 import logging
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
@@ -80,10 +80,10 @@ class FolderEncoder(NamedTuple):
                 raise no_pair_left(described["dropped"])
             folder.write_summary({**folder.summary, **described})
 
-    def repair(self, problem: str, buckets: Sequence[int], reported: Container[int]) -> Contents:
+    def repair(self, problem: str, buckets: Sequence[int]) -> Contents:
         """Encode the missing and damaged shards of a complete folder again, and restore the validation pairs,
         unless another process has done so meanwhile. Returns the contents of the folder. `problem` is the
-        first thing that was missing or damaged; the other arguments are as in `open_contents`.
+        first thing that was missing or damaged; `buckets` is as in `open_contents`.
 
         Raises DataError if the text that was encoded is not there, or if what is encoded from it differs
         from what was there before. A damaged file is replaced when the new one is complete.
@@ -96,7 +96,7 @@ class FolderEncoder(NamedTuple):
             if folder.inputs != self.inputs or not folder.is_complete:
                 raise DataError(f"{folder.path}: has been prepared again from other inputs; run again")
             self._restore_validation()
-            contents = folder.open_contents(buckets, reported)
+            contents = folder.open_contents(buckets)
             if not contents.damaged_shards:
                 return contents
             self._require_same_text(next(iter(contents.damaged_shards.values())))
@@ -104,7 +104,7 @@ class FolderEncoder(NamedTuple):
                 log.warning("%s; encoding this shard again", reason)
             entries = folder.summary["shards"]
             self._write_shards({index: entries[index]["index_sha256"] for index in contents.damaged_shards})
-            contents = folder.open_contents(buckets, reported)
+            contents = folder.open_contents(buckets)
         if contents.problem:
             raise StorageError(f"{contents.problem}, although it has just been written; check the disk")
         return contents

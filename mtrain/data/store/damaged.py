@@ -1,37 +1,28 @@
-"""Shards that are found damaged during training, by their indices.
+"""A mark in the folder of a run whose training has found a damaged shard.
 
-They are recorded in the run folder, because other runs may use the data folder. The next start verifies them
-completely.
+The next start then verifies all rows of all shards, not only those of the first window. The mark is not in
+the data folder, because other runs may use that.
 """
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
-from mtrain.errors import StorageError
-from mtrain.storage.atomic import write_atomically
-from mtrain.storage.manifest import read_json
-
-_REPORTED = "suspect-shards.json"  # in the run folder
+_MARK = "suspect-shards.json"
 
 
-def read_reported_shards(run_dir: Path) -> frozenset[int]:
-    """The indices of the shards that were found to be damaged, and not verified since."""
-    with suppress(ValueError, TypeError):
-        return frozenset(map(int, read_json(run_dir / _REPORTED)))
-    return frozenset()
+def is_damage_reported(run_dir: Path) -> bool:
+    """Whether a shard was found to be damaged, and the shards were not verified since."""
+    return (run_dir / _MARK).exists()
 
 
-def report_damaged_shard(run_dir: Path, shard: int) -> bool:
-    """Record the index of a shard. Returns whether it is recorded now; several ranks may find the damage at
-    the same time, and interfere with each other's writing."""
-    with suppress(StorageError):
-        reported = sorted({*read_reported_shards(run_dir), shard})
-        write_atomically(run_dir / _REPORTED, json.dumps(reported) + "\n")
-    return shard in read_reported_shards(run_dir)
+def report_damage(run_dir: Path) -> bool:
+    """Mark a run. Returns whether the run is marked now: its folder may not be writable."""
+    with suppress(OSError):
+        (run_dir / _MARK).touch()
+    return is_damage_reported(run_dir)
 
 
-def forget_reported_shards(run_dir: Path) -> None:
-    """Remove the record, because the shards have been verified."""
+def forget_damage(run_dir: Path) -> None:
+    """Remove the mark, because the shards have been verified."""
     with suppress(OSError):  # they are verified again then
-        (run_dir / _REPORTED).unlink(missing_ok=True)
+        (run_dir / _MARK).unlink(missing_ok=True)

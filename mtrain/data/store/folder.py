@@ -8,7 +8,7 @@ a hash of each shard.
 import hashlib
 import json
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -152,16 +152,14 @@ class DataFolder:
         validation = self.path / VALIDATION
         return None if validation.exists() else f"{validation}: missing"
 
-    def open_contents(self, buckets: Sequence[int], reported: Container[int] = ()) -> Contents:
+    def open_contents(self, buckets: Sequence[int]) -> Contents:
         """Open the shards and read the validation pairs of a complete folder. The rows of some `buckets` are
-        verified and, in the shards that are `reported`, all rows. Raises StorageError if a file cannot be
-        read."""
+        verified. Raises StorageError if a file cannot be read."""
         shards, damaged = [], {}
         for index, entry in enumerate(self.summary["shards"]):
-            verified = range(self.summary["buckets"]) if index in reported else buckets
             try:
                 _require_size(self.path, index, entry)
-                shards.append(Shard(shard_file(self.path, index)).verify(entry["index_sha256"], verified))
+                shards.append(Shard(shard_file(self.path, index)).verify(entry["index_sha256"], buckets))
             except ModelError as error:
                 damaged[index] = str(error)
         try:
