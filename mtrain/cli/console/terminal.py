@@ -133,23 +133,9 @@ def _wrap_line(line: str, width: int) -> str:
     return words.fill(rest) if table else "\n".join(words.wrap(rest))
 
 
-def restore_utf8(text: str) -> str:
-    """Typed text, decoded as UTF-8 if Python decoded it as ASCII, as in the C locale. There it represents
-    each byte of another character by a lone surrogate. Text that is not UTF-8 is returned unchanged."""
-    try:
-        return os.fsencode(text).decode("utf-8") if _has_surrogates(text) else text
-    except UnicodeError:
-        return text
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= c <= "\udfff" for c in text)
-
-
 def require_unicode(text: str) -> str:
-    """Typed text, with UTF-8 restored. Raises DataError if it was not UTF-8."""
-    text = restore_utf8(text)
-    if _has_surrogates(text):
+    """Typed text. Raises DataError if it was not UTF-8: Python decodes its bytes as lone surrogates."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
         raise DataError(f"{text}: not valid UTF-8")
     return text
 
