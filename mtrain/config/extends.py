@@ -9,7 +9,7 @@ import yaml
 
 from mtrain.config.messages import Keys
 from mtrain.config.sections.corpora import CORPUS_KINDS
-from mtrain.config.yaml_io import read_document
+from mtrain.config.yaml_io import line_of, read_document
 from mtrain.errors import UsageError
 from mtrain.paths import expand_home
 
@@ -94,7 +94,7 @@ def find_origin(keys: Keys, files: Sequence[ConfigFile], overrides: Sequence[str
         entries = [(path, *entry) for path, node in layers if (entry := _entry(node, key))]
         if not entries:
             break
-        path, line = entries[0][0], f":{entries[0][1].start_mark.line + 1}"
+        path, line = entries[0][0], f":{line_of(entries[0][1].start_mark)}"
         below: list[_Layer] = [(path, node) for path, _, node in entries]
         key_path = tuple(name for name in keys[: depth + 1] if isinstance(name, str))
         layers = _layers_that_are_merged(below, key_path) or below[:1]

@@ -128,7 +128,7 @@ def parse_document(text: str) -> Document:
         return Document(None if root is None else _YamlLoader("").construct_document(root), root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
+        line = line_of(mark) if mark else 1
         raise YamlError(f"{error.problem or error.context}{_quoted(text, line)}", line) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -143,6 +143,12 @@ def _syntax_tree(text: str) -> yaml.Node | None:
     except (ValueError, OverflowError):
         problem = "an escape sequence is not a Unicode character"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=loader.get_mark()) from None
+
+
+def line_of(mark: yaml.Mark) -> int:
+    """The number of the line of a mark, from 1. PyYAML also ends lines at U+2028, for example."""
+    assert mark.buffer is not None  # because the YAML is parsed from text
+    return 1 + mark.buffer.count("\n", 0, mark.pointer)
 
 
 def _quoted(text: str, number: int) -> str:

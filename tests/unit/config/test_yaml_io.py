@@ -157,6 +157,7 @@ def test_characters_are_written_as_they_are(load_text, run_dir: str):
         ("seed: *other\n", 5, "undefined alias 'other'"),
         ("# a comment\nseed: \x07\n", 6, r"character U\+0007 is not allowed"),
         ('tokenizer: {symbols: ["\\ud83d"]}\n', 5, r"not a valid str: \ud83d"),
+        ("seed: 1 # a\u2028\nseed: 2\n", 6, "'seed' is given twice, in: seed: 2"),
         ("seed: 1\nseed: 2\n", 6, "'seed' is given twice, in: seed: 2"),
     ],
 )
