@@ -139,7 +139,7 @@ def _search(engine: Any, translator: Translator) -> Search:
             prefixes = [[target[i] for i in part.prefix] for part in some]
             try:
                 return list(engine.translate_batch(sources, prefixes, max_decoding_length=limit, **options))
-            except RuntimeError as error:  # such as a prefix of more than a thousand tokens
+            except (RuntimeError, ValueError) as error:  # prefix of over 1,000 tokens, limit of 0
                 if is_out_of_memory(error):
                     raise
                 raise UsageError(f"--engine ctranslate2: {error}; use --engine mtrain") from None

@@ -109,6 +109,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(mtrain, run_dir, tmp_path):
         (["--set", "decoding.stop=exact"], "decoding.stop: not supported by --engine ctranslate2"),
         (["--set", "decoding.min_length_ratio=0.5"], "decoding.min_length_ratio: not supported"),
         (["--set", "decoding.coverage_penalty=0.2"], "decoding.coverage_penalty: not supported"),
+        (
+            [
+                f"--set=decoding.{key}"
+                for key in ("max_length_ratio=0", "max_length_offset=1", "force_eos=true")
+            ],
+            "--engine ctranslate2: The maximum decoding length must be > 0; use --engine mtrain",
+        ),
         (["--ensemble", "other"], "--ensemble: not supported by --engine ctranslate2; use --engine mtrain"),
         (
             ["--set", "decoding.precision=fp16"],
