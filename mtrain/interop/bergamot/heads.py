@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.alignment import Words, align, words_at
-from mtrain.decoding.search.forced import all_attention, cross_attention
+from mtrain.decoding.search.forced import all_attention
 from mtrain.decoding.search.search import best_ids
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.tokenizer.vocabulary import Vocabulary
@@ -23,6 +23,7 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
     layers, layer = len(loaded.model.decoder), loaded.config.decoding.alignment_layer
     if loaded.model.config.alignment_head and (layer is None or layer >= layers - 1):
         return layers - 1, 0
+    own = layers - 1 if layer is None else min(layer, layers - 1)
     model = DecodingTransformer(loaded.model)
     agreements = np.zeros((layers, loaded.model.config.heads))
     for row in rows:
@@ -32,8 +33,7 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
         target = torch.tensor([[*ids, loaded.model.config.eos_id]])
         cross = torch.cat(all_attention(model, source, keep, target)["cross"]).numpy()  # (L, H, T, S)
         words = _words(loaded.tokenizer.source, row[:-1]), _words(loaded.tokenizer.target, ids)
-        attention = cross_attention([model], source, keep, target, layer)
-        ours = set(align(attention[0].numpy(), *words))
+        ours = set(align(cross[own].mean(axis=0), *words))
         for place in np.ndindex(agreements.shape):
             agreements[place] += len(ours.intersection(align(cross[place], *words)))
     best_layer, best_head = np.unravel_index(agreements.argmax(), agreements.shape)
