@@ -50,6 +50,13 @@ def test_commands_that_compute_nothing_refuse_device(mtrain, config_file):
         assert code == 2 and "--device: no such option" in one_line(err)
 
 
+def test_links_in_a_circle_are_an_error_of_one_line(mtrain, run_dir, tmp_path):
+    (loop := tmp_path / "loop").symlink_to(loop)
+    for job in (["translate", run_dir, "It rains.", "-o", loop], ["average", run_dir, run_dir, "-o", loop]):
+        code, _, err = mtrain(*job)
+        assert code == 6 and str(loop) in one_line(err)
+
+
 @pytest.mark.parametrize("command", ["fit", "plan", "tokenize"])
 def test_a_missing_config_is_a_usage_error(mtrain, command):
     code, out, err = mtrain(command, "nowhere.yaml")
