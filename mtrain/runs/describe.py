@@ -20,7 +20,7 @@ from mtrain.checkpoint.model_info import (
     new_info,
 )
 from mtrain.config.schema import Config
-from mtrain.data.store.folder import SUMMARY, VALIDATION, inputs_of, read_summary
+from mtrain.data.store.folder import VALIDATION, find_data, inputs_of, read_summary
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_lines
 from mtrain.runs.json_records import read_record
@@ -42,16 +42,6 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
         data=describe_data(data),
         scores=[score.model_copy(update={"sentences": sentences}) for score in scores],
     )
-
-
-def find_data(run_dir: Path, folder: str | None) -> Path:
-    """The data folder of a run, whose config may name a `folder`. If that path leads nowhere from the working
-    directory, it may from a folder that contains the run, where the run was started."""
-    if folder is None:
-        return run_dir / "data"
-    parents = (*run_dir.absolute().parents, *run_dir.resolve().parents)
-    places = (Path(folder), *(parent / folder for parent in parents))
-    return next((place for place in places if (place / SUMMARY).is_file()), Path(folder))
 
 
 def _count_lines(file: Path) -> int | None:

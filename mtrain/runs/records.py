@@ -14,10 +14,9 @@ from pydantic import BaseModel, Field
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.preparing.check_report import RecordedFindings, read_findings
-from mtrain.data.store.folder import VALIDATION, read_summary
+from mtrain.data.store.folder import VALIDATION, find_data, read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.regular_files import read_file, read_lines
-from mtrain.runs.describe import find_data
 from mtrain.runs.json_records import Record, leaves, parse_json, reading, to_number
 from mtrain.runs.metrics import Curve, read_curves, read_metrics
 from mtrain.runs.results import Result, read_results

@@ -180,6 +180,16 @@ def find_data_folder(data: DataConfig, run_dir: Path) -> Path:
     return folder
 
 
+def find_data(run_dir: Path, folder: str | None) -> Path:
+    """The data folder of a run, whose config may name a `folder`. If that path leads nowhere from the working
+    directory, it may from a folder that contains the run, where the run was started."""
+    if folder is None:
+        return run_dir / "data"
+    parents = (*run_dir.absolute().parents, *run_dir.resolve().parents)
+    places = (Path(folder), *(parent / folder for parent in parents))
+    return next((place for place in places if (place / SUMMARY).is_file()), Path(folder))
+
+
 def shared_tokenizer(data: DataConfig) -> Path | None:
     """The tokenizer folder in `data.folder`, if that is given and contains one."""
     if data.folder is None or not (folder := Path(data.folder) / TOKENIZER).is_dir():

@@ -75,6 +75,15 @@ def test_a_holdout_is_read_from_the_data_folder_of_the_run(make_config):
         validation_sets(run)
 
 
+def test_a_holdout_is_found_from_another_working_directory(make_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"validation": {"holdout": 2}, "folder": "encoded"}
+    run = fit_on_cpu(make_config(data=data, training={"max_steps": 4}))
+    expected = validation_sets(run)
+    monkeypatch.chdir(tmp_path.parent)
+    assert validation_sets(run) == expected and len(expected[0].sources) == 2
+
+
 def test_the_data_folder_replaces_missing_validation_files(make_config, corpus, tmp_path):
     files = {"source": tmp_path / "val.en", "target": tmp_path / "val.de"}
     for file in files.values():

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtrain.data.store.folder import find_data
 from mtrain.errors import ModelError, UsageError
-from mtrain.runs.describe import find_data
 from mtrain.runs.metrics import POINTS, read_curves
 from mtrain.runs.records import differing_settings, names_of, read_run
 
