@@ -59,8 +59,8 @@ def _verdict(plan: Plan) -> str:
 
 def _run(run: Run) -> Iterator[Row]:
     if run.link is not None:
-        seconds = f"in {_seconds(run.communication_seconds)}, most of it during the backward pass"
-        yield f"by {run.link}", _bytes(run.sent_bytes), f"sent by each device in a step, {seconds}"
+        sent = f"sent by each device in a step, in {_seconds(run.communication_seconds)}"
+        yield f"by {run.link}", _bytes(run.sent_bytes), sent
         yield "  scaling efficiency", f"{run.efficiency:.0%}", "of the speed of as many single devices"
     indent = "  " if run.link else ""
     speed = f"{run.target_tokens_per_second:,.0f} target tokens/s"
