@@ -1,4 +1,4 @@
-"""Runs whose ranks share the weights (FSDP). `test_parallel.py` compares their steps with one rank."""
+"""Runs whose ranks share the weights (FSDP). `test_ddp.py` compares their steps with one rank."""
 
 import os
 import shutil
