@@ -101,29 +101,20 @@ class Translator:
         translator._loaded = device, [str(folder.absolute()) for folder in folders]
         return translator
 
-    @classmethod
-    def _reload(
-        cls,
-        device: str,
-        folders: Sequence[str],
-        decoding: dict[str, object],
-        direction: Direction,
-        chosen: tuple[bool, bool],
-    ) -> Self:
-        """The translator that `__reduce__` describes."""
-        translator = cls.load(folders[0], device, ensemble=folders[1:]).with_settings(**decoding)
-        translator._use(translator.decoding, direction)
-        translator.chosen = chosen
-        return translator
-
-    def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...], tuple[Any, ...]]:
         """Pickles and deep copies contain the folders and the settings, and load the models again. Raises
         TypeError if the translator was not made by `load`, ValueError if it is closed."""
         self.workers  # noqa: B018  # an error if it is closed
         if self._loaded is None:
             raise TypeError("only a Translator that was made by Translator.load can be pickled")
-        settings = self.decoding.model_dump(mode="json")
-        return type(self)._reload, (*self._loaded, settings, self.direction, self.chosen)
+        device, (first, *others) = self._loaded
+        state = self.decoding.model_dump(mode="json"), self.direction, self.chosen
+        return type(self).load, (first, device, (), others), state
+
+    def __setstate__(self, state: tuple[dict[str, object], Direction, tuple[bool, bool]]) -> None:
+        """Take the settings of the translator that was pickled; `load` has made this one."""
+        decoding, direction, self.chosen = state
+        self._use(validate(DecodingConfig, decoding, "decoding"), direction)
 
     def __copy__(self) -> Self:
         """A translator that shares the models and worker processes, as `with_settings` does."""
