@@ -12,7 +12,6 @@ attention reads keys and values from a cache:
 import copy
 from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +22,7 @@ from mtrain.kernels.attention import dispatch as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.sequences import Padded
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.transformer import FeedForward, Linear, MultiHeadAttention, Transformer, rotate
-
-Module = TypeVar("Module", bound=nn.Module)
+from mtrain.model.transformer import Dropout, FeedForward, Linear, MultiHeadAttention, Transformer, rotate
 
 
 class DecodingTransformer:
@@ -167,7 +164,9 @@ def _output(attention: MultiHeadAttention, attended: Tensor, queries: Tensor) ->
 def _packed_copy(model: Transformer, dtype: torch.dtype | None) -> Transformer:
     """A copy in evaluation mode with packed linear maps and less overhead per call. It shares the
     parameters and buffers of the model."""
-    copied = _copy_of_modules(model)
+    generators = [module.generator for module in model.modules() if isinstance(module, Dropout)]
+    shared = [model.config, *model.parameters(), *model.buffers(), *generators]
+    copied = copy.deepcopy(model, {id(each): each for each in shared})
     for module in reversed(list(copied.modules())):  # the maps of a feed-forward network before itself
         for name, child in module.named_children():
             if isinstance(child, Linear):
@@ -176,17 +175,6 @@ def _packed_copy(model: Transformer, dtype: torch.dtype | None) -> Transformer:
             elif isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
                 setattr(module, name, PackedFeedForward(child))
     reduce_call_overhead(copied.eval())
-    return copied
-
-
-def _copy_of_modules(module: Module) -> Module:
-    """A copy of a module and its submodules that shares all tensors and settings, but can change each."""
-    copied = copy.copy(module)
-    for name, value in vars(module).items():
-        if isinstance(value, dict):  # such as the names of parameters
-            vars(copied)[name] = value.copy()
-    for name, child in module.named_children():
-        setattr(copied, name, _copy_of_modules(child))
     return copied
 
 
