@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -196,13 +195,6 @@ def release_cached_memory(device: torch.device) -> None:
         torch.get_device_module(device).empty_cache()
 
 
-def _event(device: torch.device) -> Any:
-    """An event after the work that is queued on a CUDA device now."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
 def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
     """Start copying a vector to the host. Returns a function that waits for the copy and returns the values.
 
@@ -213,7 +205,7 @@ def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
         return lambda: current
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    copied = _event(values.device)
+    copied = torch.cuda.current_stream(values.device).record_event()
 
     def read() -> list[float]:
         copied.synchronize()
@@ -226,7 +218,7 @@ def finishes_within(seconds: float, device: torch.device) -> bool:
     """Wait until all work queued on a device is finished, for up to some seconds; return whether it is."""
     if device.type != "cuda":
         return True
-    finished = _event(device)
+    finished = torch.cuda.current_stream(device).record_event()
     deadline = time.monotonic() + seconds
     while not (done := bool(finished.query())) and time.monotonic() < deadline:
         time.sleep(0.05)
