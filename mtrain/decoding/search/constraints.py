@@ -48,15 +48,12 @@ class Constraints:
             longest = max(map(len, prefixes))
             rows = [[*prefix, *[FREE] * (longest - len(prefix))] for prefix in prefixes]
             self.prefixes = torch.tensor(rows, device=lengths.device)
-        tensors = (self.min_lengths, self.eos_at, self.prefixes)
-        self.any = bool(self.ngram or config.forbidden_ids or any(x is not None for x in tensors))
 
     def apply_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
         """Set the logits (N, V) of tokens that must not follow `tokens` (B', K, T) of the `sentences` (B') to
         -inf. Returns the log-normalizers (N, 1), to be subtracted to get log-probabilities."""
-        log_normalizers = logsumexp(logits)
-        if not self.any:
-            return log_normalizers
+        if not self.config.renormalize:
+            log_normalizers = logsumexp(logits)
         rows = self.mask_(logits, tokens, sentences)
         if self.config.renormalize:
             log_normalizers = normalizers_of_allowed(logits)
@@ -67,8 +64,6 @@ class Constraints:
     def mask_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
         """As `apply_`, without normalizers and `force_eos`. Returns the logits as (B', K, V)."""
         rows, position = logits.view(tokens.size(0), tokens.size(1), -1), tokens.size(2)
-        if not self.any:
-            return rows
         required = None
         if self.prefixes is not None and position < self.prefixes.size(1):
             required = self.prefixes[sentences, position][:, None, None].expand(-1, tokens.size(1), -1)
