@@ -21,15 +21,11 @@ def remaining_sentences(active: Tensor, rows: int) -> Tensor | None:
     batch unchanged for now. `active` (B) is True for sentences that are not finished. On a CPU, finished ones
     are kept where MIN_ROWS rows would not remain."""
     count = int(active.sum())
-    if count > (1 - REMOVE_AT) * len(active):
+    missing = _sentences_needed(rows) - count if count and active.device.type == "cpu" else 0
+    if count > (1 - REMOVE_AT) * len(active) or count + missing >= len(active):
         return None
-    missing = _sentences_needed(rows) - count
-    if count == 0 or missing <= 0 or active.device.type != "cpu":
-        return active.nonzero().squeeze(1)
-    if count + missing >= len(active):
-        return None
-    finished = (~active).nonzero().squeeze(1)
-    return torch.cat([active.nonzero().squeeze(1), finished[:missing]]).sort().values
+    kept = active | ((~active).cumsum(dim=0) <= missing)  # the first finished ones fill up the rows
+    return kept.nonzero().squeeze(1)
 
 
 def _sentences_needed(rows: int) -> int:
