@@ -43,7 +43,7 @@ def export_model(
     described_by = model_folder_of(model)
     fingerprint = folder_fingerprint(described_by)
     loaded = load_model(model, overrides)
-    require_supported(model, loaded.config, format, loaded.tokenizer)
+    require_supported(model, loaded.config, format, loaded.tokenizer, "use --format {}")
     format = concrete_format(loaded.config, format)
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     given = sentences_of(loaded, texts)

@@ -105,18 +105,13 @@ def cure(config: Config | ModelFolderConfig, format: Format, other: str = "use {
 
 
 def require_supported(
-    model: Path,
-    config: ModelFolderConfig,
-    format: Format,
-    tokenizer: Tokenizer | None = None,
-    other: str = "use --format {}",
+    model: Path, config: ModelFolderConfig, format: Format, tokenizer: Tokenizer, other: str
 ) -> None:
-    """Raise ModelError if a format does not support a model, or its tokenizer if that is given. For `other`,
-    see `cure`."""
+    """Raise ModelError if a format does not support a model or its tokenizer. For `other`, see `cure`."""
     advice = other.format("ctranslate2")
     if reason := unsupported_reason(config, format):
         advice = cure(config, format, other)
-    elif tokenizer is not None:
+    else:
         reason = unsupported_tokenizer(tokenizer, concrete_format(config, format))
     if reason:
         raise ModelError(f"{model}: {format} does not support this model: {reason}; {advice}")
