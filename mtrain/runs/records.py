@@ -123,7 +123,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     names = []
     for path in parts:
         length = next(n for n in range(1, len(path) + 1) if [p[-n:] for p in parts].count(path[-n:]) == 1)
-        names.append("/".join(path[-length:]))
+        names.append(str(Path(*path[-length:])))
     return names
 
 

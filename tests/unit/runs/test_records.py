@@ -185,6 +185,7 @@ def test_names_are_the_shortest_that_differ(tmp_path):
     a, b, c = tmp_path / "a/run", tmp_path / "b/run", tmp_path / "c"
     assert names_of([a, c]) == ["run", "c"]
     assert names_of([a, b, c]) == ["a/run", "b/run", "c"]
+    assert names_of([Path("/a/run"), Path("/x/a/run")]) == ["/a/run", "x/a/run"]
     with pytest.raises(UsageError, match="given twice"):
         names_of([a, c, tmp_path / "b/../a/run"])
 
