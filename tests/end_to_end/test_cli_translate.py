@@ -298,6 +298,15 @@ def test_prefixes_are_counted_first(mtrain, run_dir, corpus, tmp_path):
         ) and f"short: has 1 lines but the input has {count}; give one prefix" in one_line(err)
 
 
+def test_a_file_whose_name_is_a_hyphen_is_not_stdin(mtrain, run_dir, tmp_path, stdin, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text("one\ntwo\n")
+    (tmp_path / "prefix").write_text("Es\n")
+    stdin(b"It rains.\n")
+    job = ["translate", run_dir, "-i", "-", "--prefix", "prefix", "--device", "cpu", "--quiet"]
+    assert mtrain(*job) == (0, "Es regnet.\n", "")
+
+
 def test_an_input_is_never_overwritten(mtrain, run_dir, tmp_path):
     file = tmp_path / "in.en"
     file.write_text("It rains.\n")

@@ -12,7 +12,7 @@ from typer import Argument
 
 from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import is_stream, open_output, require_writable
-from mtrain.cli.translate.translation_output import OutputFormat, write_translations
+from mtrain.cli.translate.translation_output import OutputFormat, is_regular, write_translations
 from mtrain.distributed.launch import read_launch, require_repeatable
 from mtrain.errors import UsageError
 
@@ -113,7 +113,7 @@ def translate(
         if attention is not None:
             _check_attention(attention, typed, output_file, prefix)
         inputs = (prefix,) if typed else (prefix, input_file or Path("-"))
-        reads_streams = any(file is not None and not file.is_file() for file in inputs)
+        reads_streams = any(file is not None and not is_regular(file) for file in inputs)
         cure = "start it again with files: -i FILE -o FILE"
         require_repeatable(reads_streams or is_stream(output_file), cure)
         if continue_:

@@ -154,7 +154,12 @@ def count_lines(file: Path | None) -> int | None:
     text, so that it does not end a long translation."""
     from mtrain.data.reading.lines import count_valid_lines
 
-    return count_valid_lines(file) if file is not None and file.is_file() else None
+    return count_valid_lines(file) if file is not None and is_regular(file) else None
+
+
+def is_regular(file: Path) -> bool:
+    """Whether an input is a regular file, not stdin (`-`) or a pipe."""
+    return str(file) != "-" and file.is_file()
 
 
 def _write_resumable(job: TranslationJob, lines: Iterator[str], path: Path, continue_: bool) -> None:
