@@ -207,16 +207,6 @@ def given_output(test: TestSet, texts: list[str]) -> Output:
     return Output(texts, count_problems(test.sources, texts) if test.sources else None)
 
 
-def read_references(files: Sequence[Path], name: str, count: int) -> list[list[str]]:
-    """The lines of plain-text files that must each have `count` lines, as many as the text called `name`.
-
-    Raises DataError if a file is missing or malformed, or has another number of lines.
-    """
-    references = [read_text(file) for file in files]
-    require_counts(zip(files, references, strict=True), name, count)
-    return references
-
-
 def require_counts(texts: Iterable[tuple[object, list[str]]], name: str, count: int) -> None:
     """Raise DataError if a named text has another number of lines than the text `name`, which has `count`."""
     for other, lines in texts:

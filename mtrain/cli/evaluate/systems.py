@@ -148,7 +148,7 @@ def _read_systems(inputs: EvaluationInputs) -> dict[str, list[str]]:
 
 def _given_test_sets(inputs: EvaluationInputs, texts: dict[str, list[str]]) -> list["TestSet"]:
     """The test set in the files of --source and --reference. Raises DataError if numbers of lines differ."""
-    from mtrain.evaluation.evaluate import TestSet, read_references, require_counts
+    from mtrain.evaluation.evaluate import TestSet, require_counts
 
     sources = [] if inputs.source is None else list(terminal.read_lines(inputs.source))
     given = {} if inputs.source is None else {_name_of(inputs.source): sources}
@@ -156,8 +156,8 @@ def _given_test_sets(inputs: EvaluationInputs, texts: dict[str, list[str]]) -> l
     assert first is not None
     name = _name_of(first)
     count = len((texts | given)[name])
-    references = read_references(inputs.references, name, count)
-    require_counts((given | texts).items(), name, count)
+    references = [list(terminal.read_lines(file)) for file in inputs.references]
+    require_counts([*zip(inputs.references, references, strict=True), *(given | texts).items()], name, count)
     return [TestSet(Path(name).name, sources, references)]
 
 

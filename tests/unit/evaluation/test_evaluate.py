@@ -12,13 +12,7 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.evaluate import TestSet as Sentences
-from mtrain.evaluation.evaluate import (
-    configured_test_sets,
-    evaluate_set,
-    read_references,
-    validation_sets,
-    with_augmented,
-)
+from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, validation_sets, with_augmented
 from mtrain.evaluation.metrics import make_metrics, score
 from tests.support.training import PAIRS, fit_on_cpu
 
@@ -35,8 +29,10 @@ def test_the_command_line_of_sacrebleu_gives_the_same_score(mtrain, run_dir, cor
     [ours] = evaluate_set(configured_test_sets(run_dir)[0], translator, metrics)
     assert 10 < ours.score < 99 and ours.score == pytest.approx(theirs["score"], abs=1e-6)
     assert theirs["signature"] in ours.signature
-    references = read_references([corpus / "train.de"], "out.de", len(PAIRS))
-    assert score((tmp_path / "out.de").read_text().splitlines(), references, metrics) == [ours]
+    hypotheses, reference = (
+        file.read_text().splitlines() for file in (tmp_path / "out.de", corpus / "train.de")
+    )
+    assert score(hypotheses, [reference], metrics) == [ours]
 
 
 def test_configured_test_sets_are_translated_and_scored(run_dir):
@@ -112,19 +108,10 @@ def test_validation_sets_are_divided_by_direction(make_config, corpus, tmp_path)
     assert found[1].sources == found[0].references[0]
 
 
-def test_translations_are_scored_against_several_references(tmp_path):
-    lines = {
-        "hypotheses": "a b c d\ne f g h\n",
-        "first": "a b c d\nx y z h\n",
-        "second": "a x c d\ne f g h\n",
-    }
-    for name, text in lines.items():
-        (tmp_path / name).write_text(text)
-    texts = [text.splitlines() for text in lines.values()]
-    references = read_references([tmp_path / "first", tmp_path / "second"], "hypotheses", 2)
-    assert references == texts[1:]
-    [one] = score(texts[0], references[:1], make_metrics(["bleu"]))
-    [both] = score(texts[0], references, make_metrics(["bleu"]))
+def test_translations_are_scored_against_several_references():
+    texts = [["a b c d", "e f g h"], ["a b c d", "x y z h"], ["a x c d", "e f g h"]]
+    [one] = score(texts[0], texts[1:2], make_metrics(["bleu"]))
+    [both] = score(texts[0], texts[1:], make_metrics(["bleu"]))
     assert one.score == sacrebleu.corpus_bleu(texts[0], texts[1:2]).score
     assert one.score < both.score == pytest.approx(100)
 
@@ -151,15 +138,6 @@ def test_each_file_of_a_further_reference_belongs_to_a_source_file(run_dir, tmp_
     (tmp_path / "0.ref").rename(tmp_path / "2.ref")
     with pytest.raises(DataError, match=r"1\.en has 2 lines but .*1\.ref has 3"):
         configured_test_sets(run_dir, [f"data.test={{a: {test}}}"])
-
-
-def test_different_numbers_of_lines_are_errors(tmp_path):
-    (tmp_path / "a").write_text("x\ny\n")
-    (tmp_path / "b").write_text("x\n")
-    with pytest.raises(DataError, match=r"^source has 2 lines but .*/b has 1$"):
-        read_references([tmp_path / "a", tmp_path / "b"], "source", 2)
-    with pytest.raises(DataError, match=r"none: no such file"):
-        read_references([tmp_path / "none"], "source", 2)
 
 
 def test_a_changed_copy_has_other_sources_and_the_references_of_the_same_sentences(translator):
