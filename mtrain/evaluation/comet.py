@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial, partialmethod
+from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter
 from sacrebleu.metrics.base import Score, Signature
 
 from mtrain.errors import StorageError, UsageError
@@ -100,11 +101,12 @@ class CometProcess:
         with ProgressBar("comet: scored", "sentences", len(rows)) as bar:
             for start in range(0, len(rows), GROUP):
                 group = [dict(zip(_KEYS, row, strict=True)) for row in rows[start : start + GROUP]]
+                list_of_scores = Annotated[list[float], Field(min_length=len(group), max_length=len(group))]
                 with reporting_silence(process.pid, "the process of COMET"):
                     assert process.stdin is not None
                     with suppress(BrokenPipeError):  # it has ended; reading its answer reports that
                         print(json.dumps(group), file=process.stdin, flush=True)
-                    scores += self._answer(process, "scores", partial(_are_scores, count=len(group)))
+                    scores += self._answer(process, "scores", list_of_scores)
                 bar.add(len(group))
         return scores
 
@@ -137,29 +139,20 @@ class CometProcess:
         )
         self._process = process
         with reporting_silence(process.pid, "the process of COMET"):
-            self.version = self._answer(process, "a version", lambda answer: isinstance(answer, str))
+            self.version = self._answer(process, "a version", str)
         return process
 
-    def _answer(
-        self, process: "subprocess.Popen[str]", expected: str, is_expected: Callable[[object], bool]
-    ) -> Any:
-        """The next line, JSON. Raises StorageError if the line is not as expected."""
+    def _answer(self, process: "subprocess.Popen[str]", expected: str, type_: Any) -> Any:
+        """The next line, JSON of a type. Raises StorageError if the line is anything else."""
         assert process.stdout is not None
         line = process.stdout.readline()
-        with suppress(ValueError, RecursionError):
-            if is_expected(answer := json.loads(line)):
-                return answer
+        with suppress(ValueError):
+            return TypeAdapter(type_).validate_json(line, strict=True)
         if line:
             shown = ascii(line.strip()[:_SHOWN])
             raise StorageError(f"comet: {self.model}: expected {expected}, but its process printed {shown}")
         end = describe_end(process.wait())
         raise StorageError(f"comet: {self.model}: its process {end}; see its messages above")
-
-
-def _are_scores(answer: object, count: int) -> bool:
-    if not isinstance(answer, list) or len(answer) != count:
-        return False
-    return all(isinstance(score, int | float) for score in answer)
 
 
 class Comet:
