@@ -170,9 +170,11 @@ def read_document(path: Path, named_at: str = "", is_regular: bool = False) -> D
     `named_at` begins the message if the file cannot be read: the place that names it, such as
     `child.yaml:1: extends: `.
     """
-    if _is_named_pipe(path):
-        raise UsageError(f"{named_at}{path}: a named pipe; give a regular file")
     try:
+        # Opening it would block until another process writes to it. `/dev/stdin` and a shell's `<(command)`
+        # are pipes without a name in the file system.
+        if path.is_fifo() and os.path.exists(os.path.realpath(path)):  # noqa: PTH110
+            raise UsageError(f"{named_at}{path}: a named pipe; give a regular file")
         if is_regular:
             require_plausible(path, MAX_CONFIG_BYTES)
         with path.open("rb") as stream:
@@ -192,15 +194,6 @@ def read_document(path: Path, named_at: str = "", is_regular: bool = False) -> D
         raise UsageError(f"{path}:{line}: not valid UTF-8; save the file as UTF-8") from None
     except YamlError as error:
         raise UsageError(f"{path}:{error.line}: not valid YAML: {error}") from None
-
-
-def _is_named_pipe(path: Path) -> bool:
-    """Whether opening a path would block until another process writes to it. False for `/dev/stdin` and a
-    shell's `<(command)`, which are pipes without a name in the file system."""
-    try:
-        return path.is_fifo() and os.path.exists(os.path.realpath(path))  # noqa: PTH110
-    except (OSError, ValueError):
-        return False
 
 
 def read_yaml_file(path: Path, error: type[MtrainError] = UsageError) -> Any:
