@@ -225,14 +225,9 @@ def _training(info: "ModelInfo") -> Rows:
 
 
 def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> Rows:
-    rows = []
-    if epochs is not None:
-        rows.append(["complete epochs", f"{epochs:,}"])
-    if tokens is not None:
-        rows.append(["target tokens", f"{tokens:,}"])
-    if seconds is not None:
-        rows.append(["time", f"{format_duration(seconds)}, with validation"])
-    return rows
+    time = "" if seconds is None else f"{format_duration(seconds)}, with validation"
+    rows = [["complete epochs", _number(epochs)], ["target tokens", _number(tokens)], ["time", time]]
+    return [row for row in rows if row[1]]
 
 
 def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
