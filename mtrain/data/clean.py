@@ -1,7 +1,6 @@
 """Writes the training pairs that the filters keep, and the rejected pairs, as TSV."""
 
 import logging
-from dataclasses import dataclass, field
 from itertools import compress, repeat
 from operator import add, ne
 from typing import IO
@@ -23,24 +22,12 @@ _EXAMPLES = 3  # pairs that are shown for each reason
 _SHOWN = 160  # characters of a pair that are shown
 
 
-@dataclass
-class Cleaned:
-    """What `clean` has done."""
-
-    pairs: int  # all pairs, including unreadable ones
-    rejected: dict[str, int]  # by reason
-    replaced: int = 0  # sentences in which a tab or a line end was replaced
-    examples: dict[str, list[str]] = field(default_factory=dict)  # of rejected pairs, by reason
-
-    @property
-    def kept(self) -> int:
-        """Pairs that were written to the output."""
-        return self.pairs - sum(self.rejected.values())
+Examples = dict[str, list[str]]  # of rejected pairs, by reason
 
 
 def clean(
     data: DataConfig, out: IO[str], rejected: IO[str] | None, workers: int | None, shows_progress: bool
-) -> Cleaned:
+) -> None:
     """Write each training pair that the filters keep to `out`: source, target, and further columns of TSV.
     Write the others to `rejected`, after the reason. Pairs stay in the order of the corpora.
 
@@ -58,49 +45,49 @@ def clean(
     scanner = CorpusScanner(RawFiles(data), seed=0, workers=workers, for_tokenizer=False)
     rejections = scanner.result.rejections
     assert rejections is not None, "there are filters"
-    result = Cleaned(sum(rejections.sizes), rejections.counts())
-    with ProgressBar("clean: written", "pairs", result.pairs, not shows_progress) as progress:
+    counts, total = rejections.counts(), len(rejections.codes)
+    examples = {reason: list[str]() for reason in counts}
+    replaced = 0  # sentences in which a tab or a line end was replaced
+    with ProgressBar("clean: written", "pairs", total, not shows_progress) as progress:
         for index, corpus in enumerate(data.train):
             for raw in read_blocks(corpus):
                 codes = rejections.of_pairs(index, raw.first, raw.end.first)
-                _write(raw, corpus, codes, out, rejected, result)
+                replaced += _write(raw, corpus, codes, out, rejected, examples)
                 progress.add(len(codes))
     scanner.files.require_unchanged(data.train)
-    _log(result)
-    if not result.kept:
-        raise DataError(f"no pair is left; rejected: {format_counts(result.rejected) or 'none'}")
-    return result
+    _log(total, counts, examples, replaced)
+    if total == sum(counts.values()):
+        raise DataError(f"no pair is left; rejected: {format_counts(counts) or 'none'}")
 
 
-def _log(result: Cleaned) -> None:
+def _log(total: int, rejected: dict[str, int], examples: Examples, replaced: int) -> None:
     """Log how many pairs were rejected for each reason, with examples."""
-    total = max(1, result.pairs)
-    kept = f"{result.kept:,} of {result.pairs:,} pairs ({result.kept / total:.2%})"
-    log.info("clean: kept %s", kept)
-    for reason, count in result.rejected.items():
+    kept = total - sum(rejected.values())
+    log.info("clean: kept %s", f"{kept:,} of {total:,} pairs ({kept / max(1, total):.2%})")
+    for reason, count in rejected.items():
         log.info("clean: rejected %s (%s): %s", f"{count:,}", f"{count / total:.2%}", reason)
-        for example in result.examples.get(reason, ()):
+        for example in examples[reason]:
             log.info("    %s", example)
-    if result.replaced:
+    if replaced:
         message = "clean: a tab or a line end inside of %s sentence(s) was replaced by a space"
-        log.warning(message, f"{result.replaced:,}")
+        log.warning(message, f"{replaced:,}")
 
 
 def _write(
-    raw: RawBlock, corpus: Corpus, codes: Codes, out: IO[str], rejected: IO[str] | None, result: Cleaned
-) -> None:
-    """Write the pairs of a block, and count and show what becomes of them in `result`."""
+    raw: RawBlock, corpus: Corpus, codes: Codes, out: IO[str], rejected: IO[str] | None, examples: Examples
+) -> int:
+    """Write the pairs of a block, and collect examples of rejected ones. Returns the number of sentences that
+    were written with a space in place of a tab or a line end."""
     lines, replaced = _lines_of(raw, corpus)
-    result.replaced += sum(replaced if rejected is not None else compress(replaced, codes == 0))
     out.write("\n".join([*compress(lines, codes == 0), ""]))
     reasons = [(i, REASONS[codes[i] - 1]) for i in codes.nonzero()[0].tolist()]
     if rejected is not None:
         rejected.write("".join(f"{reason}\t{lines[i]}\n" for i, reason in reasons))
     for i, reason in reasons:
-        examples = result.examples.setdefault(reason, [])
-        if len(examples) < _EXAMPLES:
+        if len(examples[reason]) < _EXAMPLES:
             place = f"{raw.names[0]}:{raw.first + i - raw.skipped}: "
-            examples.append(place + lines[i].removeprefix(place)[:_SHOWN].replace("\t", " | "))
+            examples[reason].append(place + lines[i].removeprefix(place)[:_SHOWN].replace("\t", " | "))
+    return sum(replaced if rejected is not None else compress(replaced, codes == 0))
 
 
 def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[list[str], list[int]]:
