@@ -1,7 +1,7 @@
 """Reads Parquet files in blocks of rows. Of each file, one row group is in memory at a time."""
 
 import hashlib
-import sys
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -57,8 +57,8 @@ def read_parquet(
 def _read_rows(
     file: pq.ParquetFile, fields: Sequence[str], size: int, skipped: int, hasher: "_Hasher | None"
 ) -> Iterator[Row]:
-    """The rows of a file after the first `skipped` ones. `hasher` hashes the bytes of a row group just before
-    its rows are read, so that these are still in memory and the file is read from the disk once."""
+    """The rows of a file after the first `skipped` ones. `hasher` hashes about the bytes of a row group just
+    before its rows are read, so that these are still in memory and the file is read from the disk once."""
     wanted = columns_of(fields, file.schema_arrow.names)
     before = 0  # rows
     for number in range(file.num_row_groups):
@@ -67,7 +67,7 @@ def _read_rows(
             before += group.num_rows
             continue
         if hasher:
-            hasher.hash_until(_end_of(group))
+            hasher.hash_share((before + group.num_rows) / file.metadata.num_rows)
         for rows in map(_to_rows, file.iter_batches(size, [number], wanted)):
             yield from rows[max(0, skipped - before) :]
             before += len(rows)
@@ -88,29 +88,21 @@ def _to_rows(batch: pa.RecordBatch) -> list[Row]:
         return _to_rows(batch.select(others))
 
 
-def _end_of(group: pq.RowGroupMetaData) -> int:
-    """Where the bytes of a row group end in its file."""
-    end = 0
-    for column in map(group.column, range(group.num_columns)):
-        start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
-        end = max(end, start + column.total_compressed_size)
-    return end
-
-
 class _Hasher:
     """Computes the SHA-256 of a file in several steps."""
 
     def __init__(self, stream: IO[bytes]):
         self._stream, self._hash = stream, hashlib.sha256()
 
-    def hash_until(self, end: int) -> None:
-        """Hash the bytes before `end`."""
+    def hash_share(self, share: float) -> None:
+        """Hash about this share of the file, from its start on."""
+        end = round(share * os.fstat(self._stream.fileno()).st_size)
         while part := self._stream.read(min(_CHUNK, max(0, end - self._stream.tell()))):
             self._hash.update(part)
 
     def finish(self) -> bytes:
         """Hash the remaining bytes; the digest of all."""
-        self.hash_until(sys.maxsize)
+        self.hash_share(1.0)
         return self._hash.digest()
 
 
