@@ -2,7 +2,6 @@
 
 import logging
 import random
-from collections.abc import Callable
 from typing import NamedTuple
 
 from mtrain.config.languages import Direction
@@ -16,7 +15,6 @@ from mtrain.data.preparing.inputs import (
     describe_settings,
     differ_only_in_paths,
     find_difference,
-    has_same_text,
     hashes_of_missing,
     require_same_inputs,
 )
@@ -24,7 +22,6 @@ from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting.classifier_pairs import ExampleMaker
 from mtrain.data.rewriting.reencode import Reencoder
 from mtrain.data.rewriting.rewrite import Rewrite
-from mtrain.data.scanning.block_check import Normalizers
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.damaged import forget_damage, is_damage_reported
 from mtrain.data.store.folder import Contents, DataFolder, Inputs, directions_of_validation, remove_obsolete
@@ -54,24 +51,13 @@ class PreparedData(NamedTuple):
         return self._replace(validation=chosen, directions=[self.directions[row] for row in rows])
 
 
-def make_scanner(
-    data: DataConfig,
-    folder: DataFolder,
-    seed: int,
-    check: bool = False,
-    workers: int | None = None,
-    for_tokenizer: bool = True,
-    normalizers: Callable[[], Normalizers] | None = None,
-) -> CorpusScanner:
-    """A scanner of the corpora of a run, which does not read what the data folder contains already. With
-    `check`, it checks the text, unless the folder was begun from the same text. The held-out pairs are drawn
-    by `seed` or, if a shared folder was begun with another seed, by that seed. For the other
-    arguments, see `CorpusScanner`."""
+def make_scanner(data: DataConfig, folder: DataFolder, seed: int) -> CorpusScanner:
+    """A scanner of the corpora of a run, which does not read what the data folder contains already. The
+    held-out pairs are drawn by `seed` or, if a shared folder was begun with another seed, by that seed."""
     if folder.shared and folder.inputs:
         seed = folder.inputs.seed
     files = RawFiles(data, (folder.path, folder.run_dir / "data"), hashes_of_missing(data, folder))
-    check = check and not has_same_text(data, folder, files)
-    return CorpusScanner(files, seed, folder.run_dir, check, True, workers, for_tokenizer, normalizers)
+    return CorpusScanner(files, seed, folder.run_dir)
 
 
 def prepare_data(

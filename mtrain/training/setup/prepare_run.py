@@ -18,7 +18,7 @@ from mtrain.data.epochs.batching import batch_order
 from mtrain.data.prepare import PreparedData, make_scanner, open_data, prepare_data
 from mtrain.data.preparing.check_report import log_warnings
 from mtrain.data.preparing.encode_folder import locked_unless_complete
-from mtrain.data.preparing.inputs import check_corpora
+from mtrain.data.preparing.inputs import check_corpora, has_same_text
 from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory
 from mtrain.distributed.ranks import JsonValue
@@ -137,11 +137,12 @@ def prepare_run(
     folder = folder or DataFolder.of_run(config.data, Path(config.run_dir))
     adapt_vocab_size = vocab_size_is_automatic(config)
     with locked_unless_complete(folder):
-        for_tokenizer = learns_tokenizer(config)
-        normalizers = partial(tokenizer_normalizers, config)
-        scanner = make_scanner(
-            config.data, folder, config.seed, config.data.check, workers, for_tokenizer, normalizers
-        )
+        scanner = make_scanner(config.data, folder, config.seed)
+        # Unless the folder was begun from the same text.
+        scanner.check = config.data.check and not has_same_text(config.data, folder, scanner.files)
+        scanner.workers = workers
+        scanner.for_tokenizer = learns_tokenizer(config)
+        scanner.normalizers = partial(tokenizer_normalizers, config)
         config, initial_model, saved = resolve_config(config, scanner, speed=speed)
         checkpoint = open_run(config, saved, resume, allow_data_change)
         tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
