@@ -39,12 +39,6 @@ class TemporaryStream:
             # `yield from` the file would close it if the caller stops early.
             yield from iter(self._file.readline, b"")
 
-    def chunks(self, size: int) -> Iterator[bytes]:
-        """What was written so far, in parts of `size` bytes."""
-        with self._errors():
-            self._file.seek(0)
-            yield from iter(lambda: self._file.read(size), b"")
-
     def as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """What was written so far as a writable array, mapped into memory from a file. The stream is closed:
         it must not be used afterwards."""

@@ -198,8 +198,7 @@ class DataCheck:
         found = self._found
         if self._holds_out:
             found.sets["validation"].usable = len(held_out)
-        found.leaks = self._leaks.leaks(held_out)
-        found.remaining = self._leaks.remaining
+        found.leaks, found.remaining = self._leaks.leaks(held_out)
         found.rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
         repeated = found.rejected.get("duplicates", 0)
         found.sets["train"].usable -= repeated

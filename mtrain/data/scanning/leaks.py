@@ -12,7 +12,7 @@ from mtrain.data.text.hashes import Hashes, contains, hash_normalized, hash_pair
 from mtrain.storage.temporary import TemporaryStream
 
 NO_HASHES: Hashes = np.empty(0, np.uint64)
-_CHUNK = 2**24  # bytes of hashes that are read at a time
+_CHUNK = 2**20  # pairs whose hashes are read at a time
 
 
 class PairHashes(NamedTuple):
@@ -49,7 +49,6 @@ class LeakFinder:
         self._sets = {name: _hash_set(pairs) for name, pairs in sets.items()}
         self._found = [set[int](), set[int](), set[int]()]  # of pairs, sources and normalized sources
         self._sources = TemporaryStream(folder) if holds_out else None
-        self.remaining: int | None = None  # training pairs with other sources than held-out ones; see `leaks`
 
     def evaluation_hashes(self) -> PairHashes:
         """The sorted hashes of all validation and test sets."""
@@ -64,22 +63,23 @@ class LeakFinder:
         if self._sources is not None:
             self._sources.write(np.stack([hashes.sources, hashes.normalized], axis=1).tobytes())
 
-    def leaks(self, held_out: Sequence[Pair]) -> dict[str, Leak]:
+    def leaks(self, held_out: Sequence[Pair]) -> tuple[dict[str, Leak], int | None]:
         """The leak of each set and, if validation pairs are held out, of these into the pairs that remain for
-        training, which have other sources; these are counted. Raises StorageError."""
+        training, which have other sources, and the number of those. To be called once, at the end. Raises
+        StorageError."""
         leaks = {name: _count_leaked(hashes, self._found) for name, hashes in self._sets.items()}
         if self._sources is None:
-            return leaks
+            return leaks, None
         validation, found = _hash_set(held_out), set[int]()
         own = PairHashes(*map(unique, validation))
-        self.remaining = 0
-        for chunk in self._sources.chunks(_CHUNK):
-            sources, normalized = np.frombuffer(chunk, np.uint64).reshape(-1, 2).T
+        hashes, remaining = self._sources.as_array(np.uint64).reshape(-1, 2), 0
+        for start in range(0, len(hashes), _CHUNK):
+            sources, normalized = hashes[start : start + _CHUNK].T
             is_other = ~contains(own.sources, sources)
-            self.remaining += int(np.count_nonzero(is_other))
+            remaining += int(np.count_nonzero(is_other))
             leaked = contains(own.normalized, normalized) & is_other
             found.update(normalized[leaked].tolist())
-        return {"validation": _count_leaked(validation, [set(), set(), found]), **leaks}
+        return {"validation": _count_leaked(validation, [set(), set(), found]), **leaks}, remaining
 
 
 def _hash_set(pairs: Iterable[Pair]) -> PairHashes:
