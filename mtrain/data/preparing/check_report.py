@@ -90,11 +90,9 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     file = folder / CHECK
     try:
         contents = read_summary(folder)["inputs"]["contents"]
-        text = read_file(file)
+        findings = _RECORD.validate_json(read_file(file))
     except (OSError, KeyError, TypeError, ModelError, StorageError):
         return None
-    try:
-        findings = _RECORD.validate_json(text)
     except ValueError:
         log.warning("%s: damaged; the report will lack the findings of the data check", file)
         return None

@@ -112,10 +112,7 @@ class PairAugmenter:
 
     def _encode(self, texts: Sequence[tuple[str, str]]) -> list[EncodedPair]:
         """The ids of pairs of text."""
-        rows = [
-            vocabulary.encode([pair[side] for pair in texts]) if texts else []
-            for side, vocabulary in enumerate(self._vocabularies)
-        ]
+        rows = [each.encode([pair[side] for pair in texts]) for side, each in enumerate(self._vocabularies)]
         return [([*source, self._eos], [*target, self._eos]) for source, target in zip(*rows, strict=True)]
 
     def _is_usable(self, pair: EncodedPair) -> bool:

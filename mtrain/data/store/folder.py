@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -69,7 +68,6 @@ class Contents(NamedTuple):
         return next(iter(self.damaged_shards.values()), self.damaged_validation)
 
 
-@dataclass
 class DataFolder:
     """The data folder of a run.
 
@@ -77,16 +75,13 @@ class DataFolder:
     because another process may have completed, repaired or copied the folder meanwhile.
 
     `summary` is what `read_summary` returns, and empty if it is damaged. `unusable` is the reason why a
-    summary cannot be used. Opening a folder raises the errors of `reload`.
+    summary cannot be used.
     """
 
-    path: Path
-    run_dir: Path  # the run folder, for what is not written to a shared data folder
-    shared: bool = False  # whether other runs may use the data folder
-    summary: Summary = field(init=False)
-    unusable: str | None = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path, run_dir: Path, shared: bool = False):
+        """`run_dir` is the run folder, for what is not written to a data folder that is `shared`, which other
+        runs may use. Raises the errors of `reload`."""
+        self.path, self.run_dir, self.shared = path, run_dir, shared
         self.reload()
 
     @classmethod
@@ -102,7 +97,8 @@ class DataFolder:
         Raises ModelError if it is damaged; UsageError if another version of mtrain has written it;
         StorageError if it cannot be read.
         """
-        self.summary, self.unusable = {}, None
+        self.summary: Summary = {}
+        self.unusable: str | None = None
         try:
             self.summary = read_summary(self.path)
         except ModelError as error:
