@@ -31,16 +31,16 @@ class MetricComparison(NamedTuple):
     signature: str  # has the seed and the numbers of resamples (bs) and trials (ar)
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield a row of text for each system: name, score, mean, confidence and p-values. A star follows a
-        significant p-value, a space follows any other."""
+        """Yield a row of text for each system: name, score, mean, confidence (as ± a number) and p-values. A
+        star follows a significant p-value, a space follows any other."""
         digits = decimals(self.metric)
         for each in self.scores:
-            numbers = [f"{number:.{digits}f}" for number in (each.score, each.mean, each.confidence)]
+            score, mean, confidence = (f"{x:.{digits}f}" for x in (each.score, each.mean, each.confidence))
             tests = [
                 "" if p is None else f"{p:.4f}{'*' if p < SIGNIFICANT else ' '}"
                 for p in (each.bootstrap_p, each.randomization_p)
             ]
-            yield [each.system, *numbers, *tests]
+            yield [each.system, score, mean, f"± {confidence}", *tests]
 
 
 def require_seed() -> None:

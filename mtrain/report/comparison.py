@@ -68,7 +68,7 @@ def _parts_of_set(compared: SetResult, number: int) -> Iterator[str]:
 def _score_table(comparison: MetricComparison) -> str:
     title = TITLES[comparison.metric]
     rows = [
-        (system, score, f"{mean} ± {confidence}", *map(str.strip, tests))
+        (system, score, f"{mean} {confidence}", *map(str.strip, tests))
         for system, score, mean, confidence, *tests in comparison.rows()
     ]
     columns = ("system", title, "mean, 95% interval", "p (boot\u00adstrap)", "p (random\u00adization)")

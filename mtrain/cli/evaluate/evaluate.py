@@ -1,7 +1,7 @@
 """`mtrain evaluate`."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -134,7 +134,8 @@ def evaluate(
     names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
     _check_inputs(inputs, outputs, "comet" in names)
-    _check_metrics(names, lowercase, bleu_tokenize, comet, comet_model)
+    of_metrics = {"--bleu-tokenize": bleu_tokenize, "--comet": comet, "--comet-model": comet_model}
+    _check_metrics(names, lowercase, of_metrics)
     if by_length and names == ["comet"]:
         raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
     translating = bool(inputs.models)
@@ -235,15 +236,9 @@ def _check_sources(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> N
         raise UsageError(f"{needs[0]} needs the source sentences; give --source")
 
 
-def _check_metrics(
-    names: Sequence[str],
-    lowercase: bool,
-    bleu_tokenize: str | None,
-    comet: Path | None,
-    comet_model: str | None,
-) -> None:
-    """Raise UsageError if an option has no effect on these metrics."""
-    given = {"--bleu-tokenize": bleu_tokenize, "--comet": comet, "--comet-model": comet_model}
+def _check_metrics(names: Sequence[str], lowercase: bool, given: Mapping[str, object]) -> None:
+    """Raise UsageError if --lowercase, or an option that was `given` a value, has no effect on these
+    metrics."""
     for option, value in given.items():
         metric = "bleu" if option == "--bleu-tokenize" else "comet"
         if value is not None and metric not in names:

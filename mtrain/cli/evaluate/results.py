@@ -134,10 +134,7 @@ def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
     from mtrain.evaluation.metrics import named_signature
 
     header = ["", "score", "mean", "95%\ninterval", "p\n(bootstrap)", "p\n(randomization)"]
-    rows = [
-        [system, score, mean, f"± {confidence}", *tests]
-        for system, score, mean, confidence, *tests in comparison.rows()
-    ]
+    rows = [*comparison.rows()]
     rows[0][0] += " (baseline)"
     signature = wrap_signature(named_signature(comparison.metric, comparison.signature), 2)
     yield from (f"  {line}" for line in signature.split("\n"))
