@@ -7,6 +7,7 @@ from benchmark.job import TrainingJob, answer_with
 from benchmark.meter import Meter
 from mtrain.config.load import load_config
 from mtrain.data.epochs.loader import largest_batches
+from mtrain.data.epochs.schedule import Position
 from mtrain.training.fit import make_trainer
 from mtrain.training.loop import train_step
 from mtrain.training.trainer import Trainer
@@ -16,7 +17,7 @@ def open_trainer(job: TrainingJob) -> Trainer:
     """A trainer of the prepared run, ready for its first step."""
     trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device)
     if trainer.ranks.device.type == "cuda":  # as `fit` does; compilation takes longer than the warm-up
-        for batch in largest_batches(trainer.loader, trainer.planner.open(0)):
+        for batch in largest_batches(trainer.loader, trainer.planner.open(Position())):
             trainer.learner.dry_run(batch)
     return trainer
 

@@ -18,6 +18,7 @@ from mtrain.config.load import load_config
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.prepare import make_scanner, prepare_data
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.store.folder import DataFolder
@@ -72,9 +73,10 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
     if is_incomplete(config):
         config = complete_config(config, tokenizer, data, Ranks(device))
         write_config(config)
-    architecture, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.open(0)
+    architecture = model_config(config.model, tokenizer, config.data.max_length)
+    corpus = data.train.open(Position())
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)
-    division, key = Division(recipe.micro_batch_limit), (config.seed, *data.train.key(0, 0))
+    division, key = Division(recipe.micro_batch_limit), (config.seed, *data.train.key(Position()))
     plan = plan_batches(lengths, recipe.batch_tokens, division, key, corpus.weights)
     _export(corpus, plan, streams)
     training = {**recipe.model_dump(mode="json"), "micro_batch_tokens": recipe.micro_batch_limit}

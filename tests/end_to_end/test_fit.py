@@ -13,6 +13,7 @@ from mtrain import Translator
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import read_info
 from mtrain.config.yaml_io import read_yaml_file
+from mtrain.data.epochs.schedule import Position
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.errors import DataError, ModelError
 from mtrain.training.fit import make_trainer
@@ -349,16 +350,16 @@ def test_max_epochs_ends_with_the_last_epoch_when_epochs_differ_in_length(make_c
 
 def test_a_batch_uses_the_segmentation_of_its_epoch(make_config):
     loader = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu").loader
-    steps = list(islice(loader.steps(), 3 * loader.planner.open(0).steps_in_epoch))
+    steps = list(islice(loader.steps(), 3 * loader.planner.open(Position()).steps_in_epoch))
     assert {1, 2, 3} <= {taken.epoch for taken in steps}
     ahead = loader.steps()
     for taken in steps:
         again = next(ahead)
-        loader.planner.open(taken.epoch)  # plans the next epoch
+        loader.planner.open(Position(taken.epoch))  # plans the next epoch
         assert again.next == taken.next
         assert all(torch.equal(a.labels, b.labels) for a, b in zip(again.batches, taken.batches, strict=True))
         for batch in taken.batches:
-            source, target = loader.planner.corpus.open(taken.epoch - 1).fetch(batch.rows)
+            source, target = loader.planner.corpus.open(Position(taken.epoch - 1)).fetch(batch.rows)
             assert batch.target_tokens == len(target.ids)
             assert batch.source[batch.source_keep].tolist() == source.ids.tolist()
 

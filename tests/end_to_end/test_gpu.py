@@ -20,6 +20,7 @@ from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import collate
 from mtrain.data.epochs.loader import StepInput, largest_batches
 from mtrain.data.epochs.packed_batch import AnyBatch, Layout, PackedBatch, pack, split_batches
+from mtrain.data.epochs.schedule import Position
 from mtrain.decoding.decode import Ensemble, for_decoding
 from mtrain.decoding.search.search import search
 from mtrain.decoding.sessions.inputs import Batch
@@ -272,7 +273,7 @@ def test_work_is_captured_after_other_work_could_not_be():
 
 def test_batches_are_in_pinned_memory(make_config):
     trainer = make_trainer(make_config(), device="cuda")
-    batch = largest_batches(trainer.loader, trainer.planner.open(0))[0]
+    batch = largest_batches(trainer.loader, trainer.planner.open(Position()))[0]
     assert batch.buffer.is_pinned() and split_batches([batch], 0)[-1].buffer.is_pinned()
 
 

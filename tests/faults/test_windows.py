@@ -89,9 +89,9 @@ def test_the_steps_of_an_epoch_are_extrapolated_from_its_first_window(small, tmp
 def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, caplog):
     real, seconds = WindowedCorpus.open, 1.2
 
-    def slow(self, epoch, window=0, *others):
-        time.sleep(seconds * (window == 1))
-        return real(self, epoch, window, *others)
+    def slow(self, position, cancelled):
+        time.sleep(seconds * (position.window == 1))
+        return real(self, position, cancelled)
 
     monkeypatch.setattr(WindowedCorpus, "open", slow)
     run = fit_on_cpu(small(training={"max_steps": 12}))
@@ -106,11 +106,11 @@ def test_training_that_ends_leaves_no_work_behind(small, monkeypatch):
     """While the next window is prepared."""
     real, waited = WindowedCorpus.open, []
 
-    def endless(self, epoch, window, starts, cancelled):
-        while (epoch, window) == (0, 1) and not cancelled():
-            waited.append(window)
+    def endless(self, position, cancelled):
+        while position[:2] == (0, 1) and not cancelled():
+            waited.append(position)
             time.sleep(0.01)
-        return real(self, epoch, window, starts, cancelled)
+        return real(self, position, cancelled)
 
     whole = fit_on_cpu(small("whole", training={"max_steps": 12}, subword_sampling=0.2))
     with monkeypatch.context() as patch:
@@ -136,13 +136,13 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     whole = fit_on_cpu(small("whole", training=recipe))
     real = WindowedCorpus.open
 
-    def endless(self, epoch, window, starts, cancelled):
-        if (epoch, window) == (0, slow):
+    def endless(self, position, cancelled):
+        if position[:2] == (0, slow):
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
             while True:
                 require_needed(cancelled)
                 time.sleep(0.01)
-        return real(self, epoch, window, starts, cancelled)
+        return real(self, position, cancelled)
 
     with monkeypatch.context() as patch:
         patch.setattr(WindowedCorpus, "open", endless)
@@ -159,9 +159,9 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
 def test_a_signal_right_after_resuming_says_that_the_state_is_saved(small, monkeypatch):
     real = WindowedCorpus.open
 
-    def slow(self, epoch, window, starts, cancelled):
+    def slow(self, position, cancelled):
         require_needed(cancelled)
-        return real(self, epoch, window, starts, cancelled)
+        return real(self, position, cancelled)
 
     checkpoint = last_checkpoint(fit_on_cpu(small("run", training={"max_steps": 3})))
     before = (checkpoint / "state.json").stat().st_mtime_ns

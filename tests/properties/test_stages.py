@@ -148,7 +148,7 @@ def test_windows_have_the_shares_of_the_stage(tokenizer, tmp_path, monkeypatch):
     use_sizes(monkeypatch, 40, 25, 10)
     given = {"shares": {"a": 0.5, "b": 0.3, "c": 0.2}, "of": "b"}
     corpus = prepare_stages(tmp_path, tokenizer, (300, 200, 100), 40, [given])().planner.corpus
-    windows = [corpus.open(0, number) for number in range(corpus.count_windows())]
+    windows = [corpus.open(Position(0, number)) for number in range(corpus.count_windows())]
     assert len(windows) > 5 and all(len(window) <= 41 for window in windows)
     counts = []
     for window in windows:

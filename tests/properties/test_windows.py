@@ -92,9 +92,10 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
         assert noise >= 2 * sum(sizes) * 0.7 if augment.get("noise") == 1 else noise < 2 * sum(sizes)
         assert pairs == {f"{folder}/{i}.tsv:{n + 1}": 2 for i, size in enumerate(sizes) for n in range(size)}
         for number in range(len(prepared.train.windows(epoch=0))):
-            window = prepared.train.open(0, number)
+            position = Position(0, number)
+            window = prepared.train.open(position)
             sides = window.source_lengths, window.target_lengths
-            key = (1, *prepared.train.key(0, number))
+            key = (1, *prepared.train.key(position))
             divisions = [Division(64, rank=rank, world_size=world_size) for rank in range(world_size)]
             plans = [plan_batches(sides, batch_tokens, division, key) for division in divisions]
             rows = [row for plan in plans for step in plan.steps for part in step for row in part.tolist()]

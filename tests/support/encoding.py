@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data import prepare as preparation
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder, encode_shards
 from mtrain.data.reading.files import toy_pairs
@@ -80,7 +81,7 @@ def prepare_data(
 
 def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[int], list[int]]]:
     """Source and target ids of all training pairs, as segmented in an epoch."""
-    return rows_of(prepared.train.encoded() if epoch is None else prepared.train.open(epoch))
+    return rows_of(prepared.train.encoded() if epoch is None else prepared.train.open(Position(epoch)))
 
 
 def rows_of(corpus: EncodedCorpus) -> list[tuple[list[int], list[int]]]:

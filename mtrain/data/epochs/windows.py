@@ -77,9 +77,10 @@ class WindowedCorpus:
         """The number of windows of an epoch."""
         return len(self.layout(starts).edges()) - 1
 
-    def key(self, epoch: int, window: int, starts: StageStarts = FIRST_STAGE) -> Key:
-        """What the random choices of a window depend on, in addition to the seed."""
-        return (epoch,) if self.count_windows(starts) == 1 else (epoch, window)
+    def key(self, position: Position) -> Key:
+        """What the random choices of the window at a position depend on, in addition to the seed."""
+        has_others = self.count_windows(position.starts) > 1
+        return (position.epoch, position.window) if has_others else (position.epoch,)
 
     def encoded(self, epoch: int = 0, window: int = 0) -> EncodedCorpus:
         """The pairs of a window (from 0) of an epoch without stages, as they were encoded. Raises DataError
@@ -96,20 +97,14 @@ class WindowedCorpus:
                 verified.update(buckets)
         return corpus
 
-    def open(
-        self,
-        epoch: int,
-        window: int = 0,
-        starts: StageStarts = FIRST_STAGE,
-        cancelled: Callable[[], bool] = never,
-    ) -> EncodedCorpus:
-        """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
-        the numbers of times that they occur. Raises DataError if pairs are damaged, CancelledError if
-        `cancelled`, which is called from time to time, returns true."""
-        corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
+    def open(self, position: Position, cancelled: Callable[[], bool] = never) -> EncodedCorpus:
+        """The pairs of the window at a position, rewritten for its epoch. With stages, the weights of the
+        pairs are the numbers of times that they occur. Raises DataError if pairs are damaged, CancelledError
+        if `cancelled`, which is called from time to time, returns true."""
+        corpus = self.encoded(position.epoch, position.window) if self.mixer is None else self._mix(position)
         if self._whole is not None and self.mixer is None:
             self.require_undamaged()  # unless `encoded` has just verified the pairs
-        key = self.key(epoch, window, starts)
+        key = self.key(position)
         for rewrite in self._rewrites if len(corpus) else ():
             corpus = replace_rows(corpus, rewrite(corpus, key, cancelled), self._run_dir, cancelled)
         return corpus
@@ -125,10 +120,10 @@ class WindowedCorpus:
         other._rewrites = list(filter(choose, self._rewrites))
         return other
 
-    def _mix(self, epoch: int, window: int, starts: StageStarts) -> EncodedCorpus:
-        """The pairs of a window of a stage, as they were encoded."""
+    def _mix(self, position: Position) -> EncodedCorpus:
+        """The pairs of the window at a position in a stage, as they were encoded."""
         assert self.mixer is not None
-        chosen = list(self.mixer.choose(starts, epoch, window, self._verify))
+        chosen = list(self.mixer.choose(position.starts, position.epoch, position.window, self._verify))
         chosen = chosen or [ChosenRows(0, self._shards[0].rows([]), np.zeros(0, np.int64))]
         counts = np.concatenate([part.counts for part in chosen])
         shards = [self._shards[part.shard] for part in chosen]
@@ -214,29 +209,24 @@ class WindowPlanner:
         self._opened: dict[tuple[int, int, StageStarts], Window] = {}
         self._opening = threading.Lock()
 
-    def open(
-        self,
-        epoch: int,
-        window: int = 0,
-        starts: StageStarts = FIRST_STAGE,
-        cancelled: Callable[[], bool] = never,
-    ) -> Window:
-        """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
-        The latest window with steps is cached.
+    def open(self, position: Position, cancelled: Callable[[], bool] = never) -> Window:
+        """Open and plan the window at a position, whatever its step. If the weights of its pairs are low, the
+        window may have no steps. The latest window with steps is cached.
 
         Raises DataError if it is damaged, CancelledError if `cancelled` returns true.
         """
+        place = position.epoch, position.window, position.starts
         with self._opening:
-            if (epoch, window, starts) in self._opened:
-                return self._opened[epoch, window, starts]
-            corpus = self.corpus.open(epoch, window, starts, cancelled)
+            if place in self._opened:
+                return self._opened[place]
+            corpus = self.corpus.open(position, cancelled)
             lengths = corpus.source_lengths, corpus.target_lengths
-            key = self.config.seed, *self.corpus.key(epoch, window, starts)
+            key = self.config.seed, *self.corpus.key(position)
             tokens = self.config.training.batch_tokens
             plan = plan_batches(lengths, tokens, self.division, key, corpus.weights)
-            opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus, starts))
+            opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus, position.starts))
             if plan.steps:
-                self._opened = {(epoch, window, starts): opened}
+                self._opened = {place: opened}
             return opened
 
     def find(self, position: Position, cancelled: Callable[[], bool] = never) -> Opened:
@@ -248,7 +238,7 @@ class WindowPlanner:
         position = self.schedule.in_stage(position)
         epoch_is_empty = position.window == 0  # as far as is known
         while True:
-            window = self.open(position.epoch, position.window, position.starts, cancelled)
+            window = self.open(position, cancelled)
             if window.plan.steps:
                 return position, window
             following = self.after(position)

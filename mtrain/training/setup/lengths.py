@@ -13,6 +13,7 @@ from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.model import Architecture
 from mtrain.data import Pair, are_too_long
 from mtrain.data.epochs.batching import BatchPlan, Division, plan_batches
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import require_pairs
 from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing.check_report import require_rest
@@ -58,7 +59,7 @@ class TrainingLengths:
             share=share,
             is_complete=share >= 1,
             validation_pairs=len(data.validation),
-            key=(config.seed, *data.train.key(0, 0)),
+            key=(config.seed, *data.train.key(Position())),
             origin=origin,
             distinct=len(np.unique(which, axis=0)) / len(which),
         )

@@ -13,6 +13,7 @@ from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.epochs.mixing import weights_by_size
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import UsageError
@@ -203,9 +204,9 @@ def test_training_and_the_vocabulary_use_the_weights(tmp_path, caplog):
     assert set(zip(*sides, strict=True)) <= set(TOY)
     plain = tokenizers.train(tmp_path / "tokenizer")
     corpus = prepare_data(data, plain, tmp_path / "data", seed=1).train
-    assert corpus.open(0).weights.tolist() == pytest.approx([weights[0]] * 256 + [weights[1]] * 16)
+    assert corpus.open(Position()).weights.tolist() == pytest.approx([weights[0]] * 256 + [weights[1]] * 16)
     unweighted = prepare_data(data.model_copy(update={"temperature": None}), plain, tmp_path / "data", seed=1)
-    assert unweighted.train.open(0).weights.tolist() == [1.0] * 272
+    assert unweighted.train.open(Position()).weights.tolist() == [1.0] * 272
     assert caplog.text.count("encoding the corpus") == 1  # the encoded pairs are the same
 
 

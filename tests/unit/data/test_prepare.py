@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.data import Pair
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.preparing import encode_shards
 from mtrain.data.reading.digests import RawFiles, read_digests
 from mtrain.data.rewriting import reencode
@@ -564,7 +565,7 @@ def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokeni
     prepared = prepare_data(config(tmp_path, subword_sampling=0.05), sampler, tmp_path / "data", seed=1)
     plain = rows(prepared)
     assert plain == rows(prepare_data(config(tmp_path), sampler, tmp_path / "other", seed=1))
-    epochs = [prepared.train.open(number) for number in range(3)]
+    epochs = [prepared.train.open(Position(number)) for number in range(3)]
     for corpus in epochs:
         sampled = rows_of(corpus)
         assert [sampler.decode(list(pair)) for pair in sampled] == [list(pair) for pair in TOY]
@@ -612,7 +613,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
     """Including in a new process that runs on one core."""
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, sampler, tmp_path / "data", seed=1)
-    held = prepared.train.open(3)
+    held = prepared.train.open(Position(3))
     rows(prepared, 2)
     assert rows(prepared, 3) == rows_of(held)
     elsewhere = prepare_data(data, sampler, tmp_path / "elsewhere", 1, prepared.fingerprint)
@@ -622,10 +623,11 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
         from pathlib import Path
         from tests.support.encoding import prepare_data
         from mtrain.config.sections.data import DataConfig
+        from mtrain.data.epochs.schedule import Position
         from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
         data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
-        corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.open(3)
+        corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.open(Position(3))
         source, target = corpus.fetch(list(range(len(corpus))))
         print(json.dumps([source.to_lists(), target.to_lists()]))"""
     arguments = [data.model_dump_json(), str(sampler.files[0].parent), str(tmp_path / "data")]
@@ -659,7 +661,7 @@ def test_pairs_that_would_get_too_long_keep_their_segmentation(tmp_path: Path, s
 
 def test_only_training_pairs_are_sampled_and_only_if_configured(tmp_path: Path, sampler: Tokenizer):
     prepared = prepare_data(config(tmp_path), sampler, tmp_path / "plain", seed=1)
-    assert prepared.train.open(4) is prepared.train.encoded()
+    assert prepared.train.open(Position(4)) is prepared.train.encoded()
     sampled = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     assert rows(sampled) == rows(prepared) != rows(sampled, 0)
     assert sampled.validation == prepared.validation
@@ -671,7 +673,7 @@ def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monke
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
     answers = iter([False, False, True])  # before each of five blocks is written
     with pytest.raises(CancelledError):
-        prepared.train.open(0, cancelled=lambda: next(answers))
+        prepared.train.open(Position(), cancelled=lambda: next(answers))
     assert not list(answers)
 
 
@@ -695,7 +697,7 @@ def test_stopped_processes_are_not_waited_for_if_segmenting_is_cancelled(
     os.kill(process, signal.SIGSTOP)
     end = time.monotonic() + 1
     with pytest.raises(CancelledError):
-        prepared.train.open(1, cancelled=lambda: time.monotonic() > end)
+        prepared.train.open(Position(1), cancelled=lambda: time.monotonic() > end)
     assert rows(prepared, 0) == first
 
 
@@ -711,7 +713,7 @@ def test_only_the_first_window_is_segmented_at_the_priority_of_training(
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
     own, priorities = os.getpriority(os.PRIO_PROCESS, 0), []
     for epoch in range(3):
-        held = prepared.train.open(epoch)
+        held = prepared.train.open(Position(epoch))
         assert len(held) == len(TOY)
         [process] = children() - before
         priorities.append(os.getpriority(os.PRIO_PROCESS, process))
@@ -730,7 +732,7 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = sorted((tmp_path / "data").iterdir())
-    held = prepared.train.open(0)
+    held = prepared.train.open(Position())
     assert len(held.fetch([0, 299])[0].lengths) == 2
 
     def full(*_, **__):
@@ -738,6 +740,6 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
 
     monkeypatch.setattr(temporary, "SpooledTemporaryFile", full)
     with pytest.raises(StorageError, match="No space left"):
-        prepared.train.open(1)
+        prepared.train.open(Position(1))
     assert sorted((tmp_path / "data").iterdir()) == before
     assert len(held.fetch([0, 299])[0].lengths) == 2

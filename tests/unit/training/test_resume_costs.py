@@ -14,9 +14,9 @@ def test_resuming_with_max_epochs_does_not_sample_the_first_epoch_again(make_con
     fit_on_cpu(make_config(**keys, training={**recipe, "max_epochs": 2}))
     sampled, real = [], WindowedCorpus.open
 
-    def open_window(self, epoch, *arguments):
-        sampled.append(epoch)
-        return real(self, epoch, *arguments)
+    def open_window(self, position, cancelled):
+        sampled.append(position.epoch)
+        return real(self, position, cancelled)
 
     monkeypatch.setattr(WindowedCorpus, "open", open_window)
     fit_on_cpu(make_config(**keys, training={**recipe, "max_epochs": 3}))

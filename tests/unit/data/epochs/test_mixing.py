@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 
 from mtrain.data.epochs.mixing import Mixer
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.store.shards import shard_file
 from mtrain.errors import DataError
 from tests.support.encoding import TOY, config, prepare_data, use_sizes, write
@@ -41,10 +42,11 @@ def test_only_the_buckets_with_chosen_pairs_are_read(mixed):
 
 def test_pairs_that_occur_more_than_once_are_stored_once(mixed):
     train = mixed({"shares": {"small": 1, "large": 1}, "of": "large"})
-    assert [train.open(epoch).weights.tolist() for epoch in (0, 1)] == [[10.0] * 20 + [1.0] * 200] * 2
+    weights = [train.open(Position(epoch)).weights.tolist() for epoch in (0, 1)]
+    assert weights == [[10.0] * 20 + [1.0] * 200] * 2
     assert train.mixer.mixture((0,)).pairs == {0: 200, 1: 200}
     train = mixed({"shares": {"small": 0.1, "large": 0.8}, "of": "large"})
-    weights = [train.open(epoch).weights.tolist()[:20] for epoch in (0, 1)]
+    weights = [train.open(Position(epoch)).weights.tolist()[:20] for epoch in (0, 1)]
     assert [sorted(found) for found in weights] == [[1.0] * 15 + [2.0] * 5] * 2
     assert weights[0] != weights[1]  # other pairs occur twice
 
@@ -80,7 +82,7 @@ def test_damaged_pairs_of_a_stage_are_named(mixed, tmp_path):
     with file.open("r+b") as stream:
         stream.seek(-1, os.SEEK_END)
         stream.write(b"x")
-    train.open(0)  # of the other corpus
+    train.open(Position())  # of the other corpus
     with pytest.raises(DataError, match=f"{file}: damaged .*; run again to encode this shard again"):
         for window in range(train.count_windows((0, 1))):
-            train.open(1, window, starts=(0, 1))
+            train.open(Position(1, window, starts=(0, 1)))

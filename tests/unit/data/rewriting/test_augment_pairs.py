@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.config.sections.augment import Augment
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.rewriting import reencode
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
 from mtrain.processes import pool
@@ -181,7 +182,7 @@ def test_every_epoch_has_other_changes_and_lengths_are_those_of_the_changed_pair
     prepared = prepare_data(config(tmp_path, augment=ALL), tokenizer, tmp_path / "data", seed=1)
     assert prepared.fingerprint == plain.fingerprint and rows(prepared) == rows(plain)
     assert prepared.validation == plain.validation
-    epochs = [prepared.train.open(epoch) for epoch in range(2)]
+    epochs = [prepared.train.open(Position(epoch)) for epoch in range(2)]
     for corpus in epochs:
         found = rows_of(corpus)
         changed = sum(new != old for new, old in zip(found, rows(plain), strict=True))
@@ -214,14 +215,14 @@ def test_worker_processes_change_pairs_like_this_one(
 def test_noise_is_added_after_the_pairs_of_the_corpus(tokenizer: Tokenizer, tmp_path: Path):
     section = config(tmp_path, [{**write(tmp_path / "t.tsv", TOY), "weight": 0.5}], augment={"noise": 0.1})
     train = prepare_data(section, tokenizer, tmp_path / "data", seed=1).train
-    corpus = train.open(0)
+    corpus = train.open(Position())
     added = rows_of(corpus)[300:]
     assert 20 <= len(added) <= 31 and len(train) == 300
     assert all(source == target for source, target in added)
     assert corpus.weights.tolist() == [0.5] * 300 + [1.0] * len(added)
     assert corpus.locate([0, 300]) == [f"{tmp_path}/t.tsv:1", "data.augment.noise"]
     assert rows_of(corpus)[:300] == rows_of(train.encoded())
-    assert rows_of(train.open(1))[300:] != added == rows_of(train.open(0))[300:]
+    assert rows_of(train.open(Position(1)))[300:] != added == rows_of(train.open(Position()))[300:]
 
 
 def test_changed_pairs_are_segmented_by_sampling(tokenizer: Tokenizer, tmp_path: Path):

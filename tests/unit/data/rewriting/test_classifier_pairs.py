@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mtrain.config.sections.corruptions import Corruptions
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.rewriting.classifier_pairs import (
     BAD,
     GOOD,
@@ -158,7 +159,7 @@ def test_examples_depend_on_the_seed_the_epoch_and_the_row_alone(training_pairs,
     )
     with pytest.raises(CancelledError):
         examples(config, tokenizer, corpus, cancelled=lambda: True)
-    opened = corpus.open(0).fetch(range(len(corpus)))  # as the training loader does
+    opened = corpus.open(Position()).fetch(range(len(corpus)))  # as the training loader does
     assert opened[0].to_lists() == first[0]
 
 

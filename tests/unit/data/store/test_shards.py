@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 from mtrain import progress_bar
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import Pair
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.prepare import PreparedData
 from mtrain.data.preparing import encode_folder, encode_shards
 from mtrain.data.reading.blocks import read_blocks
@@ -278,7 +279,7 @@ def test_a_shard_is_not_replaced_by_one_with_other_contents(tmp_path: Path, toke
 def test_a_window_is_verified_in_each_epoch(tmp_path: Path, tokenizer: Tokenizer, small, how: str):
     train = prepare(tmp_path, tokenizer, config(tmp_path, window_pairs=100)).train
     windows = [(epoch, window) for epoch in (0, 1) for window in range(len(train.windows(epoch)))]
-    assert sum(len(train.open(*window)) for window in windows) == 2 * len(TOY)
+    assert sum(len(train.open(Position(*window))) for window in windows) == 2 * len(TOY)
     file = shard_file(tmp_path / "data", 2)
     with file.open("r+b") as stream:
         stream.seek(-1, os.SEEK_END)
@@ -288,19 +289,19 @@ def test_a_window_is_verified_in_each_epoch(tmp_path: Path, tokenizer: Tokenizer
             stream.write(b"x")
     with pytest.raises(DataError, match=f"{file}: damaged"):
         for window in windows:
-            train.open(*window)
+            train.open(Position(*window))
 
 
 def test_a_single_window_is_verified_in_its_second_epoch(tmp_path: Path, tokenizer: Tokenizer, small):
     """Also if it was verified just before the first one, as at the start of a run."""
     train = prepare(tmp_path, tokenizer).train
-    train.open(0)
+    train.open(Position())
     file = shard_file(tmp_path / "data", 2)
     with file.open("r+b") as stream:
         stream.seek(-1, os.SEEK_END)
         stream.write(b"x")
     with pytest.raises(DataError, match=f"{file}: damaged"):
-        train.open(1)
+        train.open(Position(1))
 
 
 def test_a_window_whose_shards_another_run_replaces_stays_readable(tmp_path: Path, tokenizer, small):
@@ -308,7 +309,7 @@ def test_a_window_whose_shards_another_run_replaces_stays_readable(tmp_path: Pat
     for file in (tmp_path / "data").glob("shard-*"):
         (tmp_path / "new").write_bytes(b"shorter")
         (tmp_path / "new").replace(file)
-    assert sum(len(train.open(1, window)) for window in range(len(train.windows(1)))) == len(TOY)
+    assert sum(len(train.open(Position(1, window))) for window in range(len(train.windows(1)))) == len(TOY)
 
 
 @pytest.mark.parametrize("changed", ["LAYOUT", "SHARD", "BUCKET"])

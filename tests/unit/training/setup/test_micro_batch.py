@@ -14,6 +14,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.training import TrainingConfig
 from mtrain.data.epochs.batching import Batch, Division, plan_batches
 from mtrain.data.epochs.loader import largest_batches
+from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Window
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
@@ -154,7 +155,7 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
 ):
     set_threads(workers)
     trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu")
-    window = trainer.planner.open(0)
+    window = trainer.planner.open(Position())
     batch = largest_batches(trainer.loader, window)[0]
     planned = [rows for step in window.plan.steps for rows in step if len(rows)]
     sizes = [trainer.loader.batch(rows, window.corpus) for rows in planned]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
+from mtrain.data.epochs.schedule import Position
 from mtrain.errors import ModelError, UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.setup.resolve import resolve_config
@@ -323,7 +324,7 @@ def test_a_new_domain_is_mixed_with_the_old_corpus_by_weights(tuned, tmp_path):
     trainer = trainer_of(tuned(data={"train": corpora}, training={"batch_tokens": 512}))
     epochs = []
     for number in range(20):
-        steps = trainer.planner.open(number).plan.steps
+        steps = trainer.planner.open(Position(number)).plan.steps
         epochs.append(Counter(int(row) for step in steps for rows in step for row in rows))
     assert all(epoch[row] == 2 for epoch in epochs for row in range(40))
     drawn = [{row for row in epoch if row >= 40} for epoch in epochs]
