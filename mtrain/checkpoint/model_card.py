@@ -75,10 +75,7 @@ def write_exported_card(model: Path, folder: Path, export: ExportInfo) -> None:
         write_card(folder)
         return
     library, _ = LIBRARIES[export.format]
-    block = _METADATA.match(card)
-    if block is not None:
-        metadata = _OWN_LIBRARY.sub(f"library_name: {library}", block[0])
-        card = metadata + card[block.end() :]
+    card = _METADATA.sub(lambda block: _OWN_LIBRARY.sub(f"library_name: {library}", block[0]), card)
     usage = model_usage(describe_model(folder))
     write_atomically(folder / CARD, f"{card.rstrip()}\n\n## Use with {library}\n\n{usage}")
     log.info("%s was edited; the exported model has a copy, with a section on %s", model / CARD, library)

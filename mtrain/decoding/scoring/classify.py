@@ -1,7 +1,7 @@
 """The probabilities of a pair classifier that sentence pairs are good."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -9,6 +9,7 @@ from mtrain.checkpoint.model_folder import Loaded
 from mtrain.data.rewriting.classifier_pairs import pair_sequence
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
+from mtrain.decoding.scoring.score import Pairs, Progress
 from mtrain.decoding.split import windows_of_pairs
 from mtrain.device import autocast, resolve_precision
 from mtrain.errors import ModelError
@@ -17,10 +18,7 @@ from mtrain.model.classifier import PairClassifier
 
 
 def classify_pairs(
-    loaded: Loaded[PairClassifier],
-    device: torch.device,
-    pairs: Iterable[tuple[str, str]],
-    progress: Callable[[int], object] = lambda pairs: None,
+    loaded: Loaded[PairClassifier], device: torch.device, pairs: Pairs, progress: Progress = lambda _: None
 ) -> Iterator[float]:
     """Yield the probability that each (source, target) pair is good, in order, in bounded memory. It is NaN
     if a side exceeds the model's maximum length. The model is moved to the device. `progress` is called with

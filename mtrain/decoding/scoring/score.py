@@ -21,6 +21,8 @@ from mtrain.errors import DataError, ModelError
 log = logging.getLogger(__name__)
 
 _HEAD = 1000  # lines that tell whether fields are in quotes
+Pairs = Iterable[tuple[str, str]]  # sources and targets
+Progress = Callable[[int], object]  # called with a number of pairs
 ScorePairs = Callable[[Iterator[tuple[str, str]]], Iterable[float]]  # scores of pairs
 
 
@@ -48,9 +50,7 @@ class Scored:
 
 
 def score_pairs(
-    translator: Translator,
-    pairs: Iterable[tuple[str, str]],
-    progress: Callable[[int], object] = lambda pairs: None,
+    translator: Translator, pairs: Pairs, progress: Progress = lambda _: None
 ) -> Iterator[Scored]:
     """Yield the score of each (source, target) pair of lines, in order, in bounded memory. `progress` is
     called with the number of pairs whenever some are scored.
@@ -64,10 +64,7 @@ def score_pairs(
 
 
 def filter_scores(
-    translator: Translator,
-    reverse: Translator | None,
-    pairs: Iterable[tuple[str, str]],
-    progress: Callable[[int], object] = lambda pairs: None,
+    translator: Translator, reverse: Translator | None, pairs: Pairs, progress: Progress = lambda _: None
 ) -> Iterator[float]:
     """A number for each (source, target) pair by which `data.filters.min_score` can filter.
 
@@ -115,7 +112,7 @@ def _dual_score(one: Scored, other: Scored) -> float:
 
 
 def _score(
-    translator: Translator, source: list[list[int]], targets: list[str], progress: Callable[[int], object]
+    translator: Translator, source: list[list[int]], targets: list[str], progress: Progress
 ) -> list[Scored]:
     """The scores of targets for the ids of sources. The code of a language at the beginning of a target is
     not scored."""
