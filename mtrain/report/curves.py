@@ -44,9 +44,7 @@ def html_curves(runs: Sequence[RunRecords]) -> str:
     used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
     axis_choices = {"steps": "steps", "tokens": "target tokens", "hours": "hours"}
     axes: list[dict[str, Any]] = []
-    charts: dict[str, Any] = {}
-    for chart in used:
-        charts[chart.key] = {"log": chart.log, "series": _series(runs, chart, axes)}
+    charts = {chart.key: {"log": chart.log, "series": _series(runs, chart, axes)} for chart in used}
     sections = "".join(_section(runs, chart) for chart in used)
     data = json_script({"axes": axes, "charts": charts}, "curve-data")
     return (

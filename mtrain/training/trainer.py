@@ -138,12 +138,10 @@ class Trainer:
         if windows > 1:
             steps = f"about {steps} in {windows} windows"
         training = self.config.training
-        if (
-            self.scheduled(self.state.step) < (training.encoder_after or 0)
-            and "encoder" not in training.freeze
-        ):
+        frozen_until = 0 if "encoder" in training.freeze else training.encoder_after or 0
+        if self.scheduled(self.state.step) < frozen_until:
             about = "about " * (self.clock is not None)
-            log.info("encoder: frozen for %sthe first %d steps", about, training.encoder_after)
+            log.info("encoder: frozen for %sthe first %d steps", about, frozen_until)
         padding = (100 * share for share in window.plan.padding)
         log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
         total, stages = self.total_steps, len(self.config.data.stages or ())

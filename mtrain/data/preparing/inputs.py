@@ -91,7 +91,7 @@ def find_difference(before: Settings, now: Settings) -> str | None:
     """The first difference between the settings of a data folder and a run that makes the folder
     useless for the run, as the end of a message; None if there is none. The seed, subword sampling and the
     paths of the corpora may differ."""
-    old, new = _without_paths(before["data"]), _without_paths(now["data"])
+    old, new = ({**_without_paths(each["data"]), "tokenizer": each["tokenizer"]} for each in (before, now))
     differences = {
         "max_length": f"data.max_length {old['max_length']}, not {new['max_length']}",
         "bad_lines": f"data.bad_lines {old['bad_lines']}, not {new['bad_lines']}",
@@ -99,11 +99,9 @@ def find_difference(before: Settings, now: Settings) -> str | None:
         "tags": "other data.language_tags or languages",
         "train": "another data.train",
         "validation": "another data.validation",
+        "tokenizer": "another tokenizer",
     }
-    for key, difference in differences.items():
-        if old.get(key) != new.get(key):
-            return difference
-    return None if before["tokenizer"] == now["tokenizer"] else "another tokenizer"
+    return next((text for key, text in differences.items() if old.get(key) != new.get(key)), None)
 
 
 def require_same_inputs(folder: Path, inputs: Inputs, own: Inputs) -> None:
