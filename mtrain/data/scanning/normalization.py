@@ -1,6 +1,5 @@
 """Counts the characters that the normalization of a tokenizer changes. A model never learns to write them."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -8,14 +7,17 @@ from itertools import count
 from typing import NamedTuple
 from unicodedata import category, decomposition
 
+import numpy as np
 import regex
 from sentencepiece import SentencePieceNormalizer
 
+from mtrain.tokenizer.code_points import code_points
 from mtrain.tokenizer.learn import ESCAPES
 
-# Kinds of characters. Those that join the preceding one may change together with it.
-_KEPT, _CHANGED, _JOINS = range(3)
+_UNKNOWN, _KEPT, _CHANGED, _JOINS = range(4)  # kinds of characters
+_CODE_POINTS = 0x110000
 _LAST_COMPOSED = 0x1FFFF  # code point after which characters have no decomposition into two
+_TEXTS = 500  # that are joined at a time; more would not fit into the processor's cache
 _CLUSTER = regex.compile(r"\X")
 
 
@@ -33,14 +35,19 @@ class ChangeCounter:
     def __init__(self, normalizer: SentencePieceNormalizer):
         self._normalizer = normalizer
         self._lowercases = normalizer.Normalize("A") == "a"
-        # ASCII and the characters that decoding restores are kept.
-        self._kinds = dict.fromkeys([*map(chr, range(128)), *ESCAPES], _KEPT)
+        # By code point. Characters that join the preceding one may change together with it.
+        self._kinds = np.full(_CODE_POINTS, _UNKNOWN, np.int8)
+        self._kinds[:128] = _KEPT
+        self._kinds[list(map(ord, ESCAPES))] = _KEPT  # decoding restores them
 
     def count(self, texts: Sequence[str]) -> Counter[Change]:
         """How often each change occurs in some texts."""
-        others = " ".join(["", *(text for text in texts if not text.isascii())])
+        others = [text for text in texts if not text.isascii()]
+        sequences = Counter[str]()
+        for start in range(0, len(others), _TEXTS):
+            sequences.update(self._sequences(" ".join(["", *others[start : start + _TEXTS], ""])))
         found = Counter[Change]()
-        for sequence, times in Counter(self._sequences(others)).items():
+        for sequence, times in sequences.items():
             after = self._normalizer.Normalize(sequence)
             if self._differ(sequence, after):
                 found[_without_common_start(sequence, after)] += times
@@ -48,13 +55,18 @@ class ChangeCounter:
 
     def _sequences(self, text: str) -> Iterator[str]:
         """The sequences of characters that may change, each of a character and those that join it."""
-        self._kinds |= {c: self._kind_of(c) for c in {*text}.difference(self._kinds)}
-        of_kinds = ([c for c, kind in self._kinds.items() if kind == wanted] for wanted in (_CHANGED, _JOINS))
-        changed, joins = (re.escape("".join(characters)) for characters in of_kinds)
-        if changed or joins:
-            for match in re.finditer(f"[{changed}{joins}]" + f"[{joins}]*" * bool(joins), text):
-                begin = match.start() - (self._kinds[match[0][0]] == _JOINS)  # the character that it joins
-                yield text[begin : match.end()]
+        codes = code_points(text)
+        kinds = self._kinds.take(codes)
+        if (unknown := kinds == _UNKNOWN).any():
+            for code in set(codes[unknown].tolist()):
+                self._kinds[code] = self._kind_of(chr(code))
+            kinds = self._kinds.take(codes)
+        joins = kinds == _JOINS
+        starts = np.flatnonzero(((kinds[:-1] == _CHANGED) | joins[1:]) & ~joins[:-1])
+        ends = starts + 1
+        while (longer := joins[ends]).any():
+            ends += longer
+        return map(text.__getitem__, map(slice, starts.tolist(), ends.tolist()))
 
     def _kind_of(self, character: str) -> int:
         changes = self._differ(character, self._normalizer.Normalize(character))
