@@ -4,11 +4,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from mtrain.config.choices import Choice
@@ -17,10 +14,7 @@ from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.sections.presets import SIZES
 from mtrain.config.sections.training import TrainingConfig
-from mtrain.data.epochs.batching import BatchPlan
-from mtrain.data.epochs.loader import StepInput, make_batch
-from mtrain.data.epochs.packed_batch import AnyBatch
-from mtrain.data.epochs.schedule import Position
+from mtrain.data.epochs.loader import StepInput
 from mtrain.data.prepare import open_data
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.reading.digests import RawFiles
@@ -40,8 +34,8 @@ from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.planning.cost import FP32, TrainingDevice
 from mtrain.planning.estimate import Epoch, Estimator, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, MEASURED, Hardware, find_hardware
+from mtrain.planning.random_steps import random_steps
 from mtrain.planning.scaling import Run, Work, predict_run
-from mtrain.tokenizer.rows import Rows
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.setup.complete import (
     choose_values,
@@ -50,7 +44,7 @@ from mtrain.training.setup.complete import (
     make_workload,
     smallest_sizes,
 )
-from mtrain.training.setup.lengths import Lengths, TrainingLengths
+from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.timing import Speed, measure_speed
 from mtrain.training.setup.tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
@@ -263,23 +257,3 @@ def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
     if slow:
         names = " and ".join(slow)
         yield f"use fewer devices or raise training.batch_tokens: with {names}, each computes too little"
-
-
-def random_steps(
-    architecture: ModelConfig, lengths: tuple[Lengths, Lengths], plan: BatchPlan, device: torch.device
-) -> Iterator[StepInput]:
-    """Yield the steps of a plan endlessly, with random tokens in pairs of these source and target lengths,
-    because the corpus may not be encoded yet. The batches are of the kind that suits the device."""
-    generator = np.random.default_rng(0)
-
-    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> Rows:
-        return Rows(generator.integers(vocabulary, size=counts.sum()), counts)
-
-    def batch(rows: npt.NDArray[np.int64]) -> AnyBatch:
-        source = ids(lengths[0][rows], architecture.source_vocab_size)
-        target = ids(lengths[1][rows], 2 if architecture.is_classifier else architecture.target_vocab_size)
-        special = architecture.pad_id, architecture.bos_id
-        return make_batch(device, source, target, *special, rows.tolist())
-
-    for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
-        yield StepInput(1, tokens, [batch(rows) for rows in step if len(rows)], list, Position())

@@ -14,7 +14,7 @@ from mtrain.data.epochs.batching import Division, plan_batches
 from mtrain.data.epochs.loader import StepInput
 from mtrain.data.epochs.packed_batch import AnyBatch, PackedBatch
 from mtrain.model.transformer import Transformer
-from mtrain.planning.plan import random_steps
+from mtrain.planning.random_steps import random_steps
 
 MEAN_TOKENS = 26  # of a sentence with EOS
 LONGEST = 150  # tokens

@@ -9,7 +9,7 @@ import torch
 from mtrain.config.sections.model import ModelConfig
 from mtrain.data.epochs.batching import BatchPlan
 from mtrain.data.epochs.packed_batch import batch_type
-from mtrain.planning.plan import random_steps
+from mtrain.planning.random_steps import random_steps
 
 SOURCE, TARGET = np.array([3, 5, 2, 7]), np.array([4, 4, 6, 1])
 PLAN = BatchPlan([[np.array([0, 1]), np.array([], np.int64)], [np.array([2]), np.array([3])]], [8, 7])
