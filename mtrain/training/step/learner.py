@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.sections.training import TrainingConfig
@@ -26,17 +25,15 @@ from mtrain.device import (
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import DistributedError, is_out_of_memory
 from mtrain.kernels.attention.dispatch import recording
-from mtrain.kernels.cross_entropy import IGNORE, LossSums, r_drop_loss
+from mtrain.kernels.cross_entropy import LossSums, r_drop_loss
 from mtrain.kernels.foreach import add_all, scale_all
-from mtrain.kernels.sequences import Sequences
 from mtrain.model.build import AnyModel
 from mtrain.model.transformer import Dropout, Transformer
+from mtrain.training.step.alignment_loss import alignment_loss
 from mtrain.training.step.optimizer import LossScaler, make_optimizer
 
 log = logging.getLogger(__name__)
 
-_ALIGNMENT_WEIGHT = 0.1  # of the loss of the alignment head
-_SMALLEST = 1e-9  # attention weights below this get no gradient; otherwise, it could overflow
 Result = TypeVar("Result")
 
 
@@ -272,20 +269,3 @@ def _replica(model: AnyModel) -> AnyModel:
     for copied, parameter in zip(replica.parameters(), model.parameters(), strict=True):
         copied.data = parameter.data
     return replica
-
-
-def alignment_loss(weights: Tensor, labels: Tensor, targets: Sequences, passes: int = 1) -> Tensor:
-    """The Kullback-Leibler divergence of the mean of all heads from the first head's attention, in nats,
-    summed over labels and multiplied by its weight in the loss.
-
-    Garg et al., "Jointly Learning to Align and Translate with Transformer Models" (EMNLP 2019), section 4.2,
-    also train one head to match the mean of all heads. The mean counts as a constant.
-
-    `weights` (N, H, T, S), in fp32 or fp64, are those of cross-attention, with padding, and `targets` are the
-    sequences of the queries. Both cover one or more forward `passes` over the same P labels, one pass after
-    another; the result is the mean over passes.
-    """
-    first, mean = weights[:, 0], weights.detach().mean(dim=1)
-    divergence = F.kl_div(first.clamp(min=_SMALLEST).log(), mean, reduction="none").sum(dim=-1)  # (N, T)
-    counted = (labels.flatten() != IGNORE).to(divergence.dtype).repeat(passes)
-    return _ALIGNMENT_WEIGHT / passes * (divergence * targets.pad(counted[:, None]).squeeze(-1)).sum()

@@ -8,7 +8,8 @@ from mtrain.decoding.search.forced import all_attention, layer_attention
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.kernels.sequences import Packed, Padded
 from mtrain.model.incremental import DecodingTransformer
-from mtrain.training.step.learner import Learner, alignment_loss
+from mtrain.training.step.alignment_loss import alignment_loss
+from mtrain.training.step.learner import Learner
 from tests.support.training import batches_of
 
 LENGTHS = [3, 1]  # of targets
