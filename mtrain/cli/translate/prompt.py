@@ -88,8 +88,13 @@ class Prompt:
         from mtrain.report.attention import attention_maps
 
         [shown] = attention_maps(self.translator, *([text] for text in self.last))
-        weights = shown.layers["cross"][shown.best_layer].float().mean(dim=0) / 100
+        heads = shown.layers["cross"][shown.best_layer].float() / 100
+        config = self.translator.models[0].config
+        is_aligned = config.alignment_head and shown.best_layer == config.decoder_layers - 1
+        weights = heads[0] if is_aligned else heads.mean(dim=0)
         print(draw_attention(shown.source, shown.target, weights.numpy()), file=sys.stderr)
+        if shown.cut:
+            print_to_stderr(f"    the first {len(shown.source)} and {len(shown.target)} tokens")
 
 
 def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from mtrain import Translator
+from mtrain.cli.translate import prompt as prompt_module
 from mtrain.cli.translate.prompt import Prompt, draw_attention
+from mtrain.report.attention import attention_maps
 
 
 @pytest.fixture
@@ -58,6 +60,24 @@ def test_sampling_is_kept_until_beams_are_requested(prompt, run_dir, monkeypatch
 def test_attention_is_drawn_for_the_last_translation(prompt):
     _, err = prompt("The sun shines.", ":attention")
     assert "1:\u2581" in err and "</s>" in err and any(shade in err for shade in "▒▓█")
+
+
+def test_attention_is_that_of_an_alignment_head_and_long_sentences_are_cut(run_dir, monkeypatch, capsys):
+    drawn = []
+    for has_head in (False, True):
+        translator = Translator.load(run_dir, "cpu", workers=1)
+        model = translator.models[0]
+        model.config = model.config.model_copy(update={"alignment_head": has_head})
+        shown = Prompt(translator)
+        shown.last = "The sun shines. " * 30, "Die Sonne scheint."
+        monkeypatch.setattr(prompt_module, "draw_attention", lambda *given: drawn.append(given[2]) or "")
+        shown.commands["attention"]("")
+    [maps] = attention_maps(translator, [shown.last[0]], [shown.last[1]])
+    heads = maps.layers["cross"][-1].numpy() / 100
+    assert (
+        drawn[0] == pytest.approx(heads.mean(axis=0), abs=1e-6) and (drawn[1] == heads[0].astype("f4")).all()
+    )
+    assert "    the first 60 and " in capsys.readouterr().err
 
 
 def test_mistakes_are_reported_and_do_not_end_the_prompt(prompt):
