@@ -49,6 +49,7 @@ class PipedLines:
             if self._complete:
                 yield self._complete.popleft()
             else:
+                self._poll.poll()  # a pipe may be in non-blocking mode
                 self._receive()
 
     def _receive(self) -> None:

@@ -28,7 +28,8 @@ def make_streams_usable() -> None:
     """Replace closed standard streams, wait for slow ones, and write UTF-8 regardless of the locale.
 
     A closed stdout is replaced with a read-only stream, so that losing results is an error. A stream in
-    non-blocking mode, in which a parent process may have left it, would lose the lines that come late.
+    non-blocking mode would lose the lines that come late. The mode belongs to the open file, which a parent
+    process may share.
     """
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:

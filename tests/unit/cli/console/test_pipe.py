@@ -61,6 +61,14 @@ def test_a_line_that_arrives_soon_is_waited_for_but_not_for_ever(ends, monkeypat
     os.close(writing)
 
 
+def test_a_pipe_in_non_blocking_mode_is_waited_for(ends):
+    reading, writing = ends
+    os.set_blocking(reading, False)
+    write_later(writing, b"one\n")
+    assert next(iter(PipedLines(reading))) == "one"
+    os.close(writing)
+
+
 def test_a_line_that_is_not_text_is_an_error_after_those_before_it(ends):
     reading, writing = ends
     os.write(writing, b"one\n\xff\n")
