@@ -1,5 +1,6 @@
 """All commands in one application, and the exit code of each kind of failure."""
 
+import errno
 import logging
 import sys
 import traceback
@@ -120,8 +121,9 @@ def _describe(error: Exception) -> tuple[str, int]:
     encoding = sys.getfilesystemencoding()
     if isinstance(error, UnicodeEncodeError) and error.encoding == encoding != "utf-8":
         return f"{error.object}: the locale's encoding cannot represent this path; set PYTHONUTF8=1", 6
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of Path.resolve
-        return f"{error}", StorageError.exit_code
+    cause = error.__context__
+    if isinstance(error, RuntimeError) and isinstance(cause, OSError) and cause.errno == errno.ELOOP:
+        error = cause  # as `Path.resolve` reports links in a circle
     if is_out_of_memory(error):
         return "out of memory; lower data.max_length in a new run, or decoding.batch_tokens to translate", 8
     if isinstance(error, OSError):

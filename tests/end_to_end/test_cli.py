@@ -54,7 +54,7 @@ def test_links_in_a_circle_are_an_error_of_one_line(mtrain, run_dir, tmp_path):
     (loop := tmp_path / "loop").symlink_to(loop)
     for job in (["translate", run_dir, "It rains.", "-o", loop], ["average", run_dir, run_dir, "-o", loop]):
         code, _, err = mtrain(*job)
-        assert code == 6 and str(loop) in one_line(err)
+        assert code == 6 and f"{loop}: Too many levels of symbolic links" in one_line(err)
 
 
 @pytest.mark.parametrize("command", ["fit", "plan", "tokenize"])
