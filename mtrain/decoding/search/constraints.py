@@ -52,11 +52,9 @@ class Constraints:
     def apply_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
         """Set the logits (N, V) of tokens that must not follow `tokens` (B', K, T) of the `sentences` (B') to
         -inf. Returns the log-normalizers (N, 1), to be subtracted to get log-probabilities."""
-        if not self.config.renormalize:
-            log_normalizers = logsumexp(logits)
+        of_all = None if self.config.renormalize else logsumexp(logits)
         rows = self.mask_(logits, tokens, sentences)
-        if self.config.renormalize:
-            log_normalizers = normalizers_of_allowed(logits)
+        log_normalizers = normalizers_of_allowed(logits) if of_all is None else of_all
         if self.eos_at is not None:
             force_eos_(rows, log_normalizers, self.eos_at[sentences] == tokens.size(2) + 1, self.eos_id)
         return log_normalizers

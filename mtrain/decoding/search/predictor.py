@@ -17,9 +17,9 @@ REMOVE_AT = 0.2
 
 
 def remaining_sentences(active: Tensor, rows: int) -> Tensor | None:
-    """Indices of the sentences to keep in a batch of B sentences with `rows` rows each, or None to leave the
-    batch unchanged for now. `active` (B) is True for sentences that are not finished. On a CPU, finished ones
-    are kept where MIN_ROWS rows would not remain."""
+    """Indices of the sentences to keep in a batch of B >= 1 sentences with `rows` rows each, or None to leave
+    the batch unchanged for now. `active` (B) is True for sentences that are not finished. On a CPU, finished
+    ones are kept where MIN_ROWS rows would not remain."""
     count = int(active.sum())
     missing = _sentences_needed(rows) - count if count and active.device.type == "cpu" else 0
     if count > (1 - REMOVE_AT) * len(active) or count + missing >= len(active):
