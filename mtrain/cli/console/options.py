@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 from typer import Argument, BadParameter, Option
 
 from mtrain.cli.console.help import GENERAL
-from mtrain.cli.console.terminal import start_logging
+from mtrain.cli.console.terminal import require_unicode, start_logging
 from mtrain.paths import path_of
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def overrides(set_: list[str] | None, section: str = "", **options: object) -> l
     for key, value in options.items():
         if value is not None:
             assignments.append(f"{section}{key}={json.dumps(value, ensure_ascii=False)}")
-    return assignments
+    return [require_unicode(assignment) for assignment in assignments]
 
 
 def load_config(
