@@ -18,11 +18,9 @@ from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
 
+Examples = dict[str, list[str]]  # of rejected pairs, by reason
 _EXAMPLES = 3  # pairs that are shown for each reason
 _SHOWN = 160  # characters of a pair that are shown
-
-
-Examples = dict[str, list[str]]  # of rejected pairs, by reason
 
 
 def clean(

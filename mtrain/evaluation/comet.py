@@ -101,12 +101,11 @@ class CometProcess:
         with ProgressBar("comet: scored", "sentences", len(rows)) as bar:
             for start in range(0, len(rows), GROUP):
                 group = [dict(zip(_KEYS, row, strict=True)) for row in rows[start : start + GROUP]]
-                list_of_scores = Annotated[list[float], Field(min_length=len(group), max_length=len(group))]
                 with reporting_silence(process.pid, "the process of COMET"):
                     assert process.stdin is not None
                     with suppress(BrokenPipeError):  # it has ended; reading its answer reports that
                         print(json.dumps(group), file=process.stdin, flush=True)
-                    scores += self._answer(process, "scores", list_of_scores)
+                    scores += self._answer(process, "scores", _scores_of(len(group)))
                 bar.add(len(group))
         return scores
 
@@ -153,6 +152,11 @@ class CometProcess:
             raise StorageError(f"comet: {self.model}: expected {expected}, but its process printed {shown}")
         end = describe_end(process.wait())
         raise StorageError(f"comet: {self.model}: its process {end}; see its messages above")
+
+
+def _scores_of(sentences: int) -> Any:
+    """The type of a list with a score for each sentence."""
+    return Annotated[list[float], Field(min_length=sentences, max_length=sentences)]
 
 
 class Comet:

@@ -22,7 +22,7 @@ from mtrain.data.reading.blocks import good_pairs, read_corpus
 from mtrain.data.reading.files import existing_files, files_by_pair, further_references
 from mtrain.data.reading.lines import raise_errors, read_text
 from mtrain.data.rewriting.augment import Side, change_pair
-from mtrain.data.store.folder import DataFolder, directions_of_validation, find_data, read_validation
+from mtrain.data.store.folder import DataFolder, directions_of_validation, locate_data_folder, read_validation
 from mtrain.decoding.problems import ProblemCounter, count_problems
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import MetricScore, score
@@ -116,7 +116,7 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
 def _folder_with_validation(data: DataConfig, run_dir: Path) -> DataFolder | None:
     """The data folder of a run if the validation pairs are read from it. Raises DataError if they are nowhere
     else and it does not have them."""
-    data = data.model_copy(update={"folder": data.folder and str(find_data(run_dir, data.folder))})
+    data = data.model_copy(update={"folder": data.folder and str(locate_data_folder(run_dir, data.folder))})
     if isinstance(data.validation, Holdout):
         folder = DataFolder.of_run(data, run_dir)
         if not folder.is_complete:

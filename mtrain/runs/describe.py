@@ -20,7 +20,7 @@ from mtrain.checkpoint.model_info import (
     new_info,
 )
 from mtrain.config.schema import Config
-from mtrain.data.store.folder import VALIDATION, find_data, inputs_of, read_summary
+from mtrain.data.store.folder import VALIDATION, inputs_of, locate_data_folder, read_summary
 from mtrain.errors import ModelError
 from mtrain.regular_files import read_lines
 from mtrain.runs.json_records import read_record
@@ -30,7 +30,7 @@ from mtrain.runs.metrics import read_metrics, validation_scores
 def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
     """What the run folder records about the model at `step`, a checkpoint that was validated. The scores on
     test sets are not included."""
-    data = find_data(run_dir, config.data.folder)
+    data = locate_data_folder(run_dir, config.data.folder)
     scores = validation_scores(read_metrics(run_dir)).get(step, [])
     sentences = _count_lines(data / VALIDATION)
     if sentences is not None and config.training.validation_pairs is not None:

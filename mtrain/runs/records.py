@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.preparing.check_report import RecordedFindings, read_findings
-from mtrain.data.store.folder import VALIDATION, find_data, read_summary
+from mtrain.data.store.folder import VALIDATION, locate_data_folder, read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.regular_files import read_file, read_lines
 from mtrain.runs.json_records import Record, leaves, parse_json, reading, to_number
@@ -83,7 +83,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
         )
     samples, best = _read_samples(folder / "samples.jsonl"), _read_best(folder / "best_validation.json")
     named = config_section(config, "data").get("folder")
-    data = find_data(folder, None if named is None else str(named))
+    data = locate_data_folder(folder, None if named is None else str(named))
     findings = read_findings(data)
     summary: Record = {}
     with suppress(MtrainError):
@@ -123,7 +123,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     names = []
     for path in parts:
         length = next(n for n in range(1, len(path) + 1) if [p[-n:] for p in parts].count(path[-n:]) == 1)
-        names.append(str(Path(*path[-length:])))
+        names.append(Path(*path[-length:]).as_posix())
     return names
 
 

@@ -298,7 +298,7 @@ def test_prefixes_are_counted_first(mtrain, run_dir, corpus, tmp_path):
         ) and f"short: has 1 lines but the input has {count}; give one prefix" in one_line(err)
 
 
-def test_a_file_whose_name_is_a_hyphen_is_not_stdin(mtrain, run_dir, tmp_path, stdin, monkeypatch):
+def test_stdin_is_read_although_a_file_is_called_hyphen(mtrain, run_dir, tmp_path, stdin, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "-").write_text("one\ntwo\n")
     (tmp_path / "prefix").write_text("Es\n")

@@ -8,13 +8,16 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
+from mtrain.data.epochs import windows
 from mtrain.data.epochs.windows import WindowedCorpus
-from mtrain.data.rewriting.rewrite import require_needed
+from mtrain.data.rewriting import reencode
+from mtrain.data.rewriting.rewrite import raise_if_cancelled, replace_rows
 from mtrain.data.store.shards import Shard, shard_file
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.processes.stop_signals import StopSignal
@@ -103,18 +106,25 @@ def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, c
 
 
 def test_training_that_ends_leaves_no_work_behind(small, monkeypatch):
-    """While the next window is prepared."""
-    real, waited = WindowedCorpus.open, []
+    """While worker processes segment the next window."""
+    opened, waited = [], []
 
-    def endless(self, position, cancelled):
-        while position[:2] == (0, 1) and not cancelled():
-            waited.append(position)
-            time.sleep(0.01)
-        return real(self, position, cancelled)
+    def endless(corpus, blocks, folder, cancelled):
+        def slow():
+            with closing(blocks):
+                for block in blocks:
+                    while len(opened) > 1 and not cancelled():
+                        waited.append(len(opened))
+                        time.sleep(0.01)
+                    yield block
 
+        opened.append(corpus)
+        return replace_rows(corpus, slow(), folder, cancelled)
+
+    monkeypatch.setattr(reencode, "BLOCK", 2)
     whole = fit_on_cpu(small("whole", training={"max_steps": 12}, subword_sampling=0.2))
     with monkeypatch.context() as patch:
-        patch.setattr(WindowedCorpus, "open", endless)
+        patch.setattr(windows, "replace_rows", endless)
         fit_on_cpu(small("parts", training={"max_steps": 1}, subword_sampling=0.2))
     names = [thread.name for thread in threading.enumerate()]
     assert waited and not [each for each in names if each.startswith(("windows", "loader", "ThreadPool"))]
@@ -140,7 +150,7 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
         if position[:2] == (0, slow):
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
             while True:
-                require_needed(cancelled)
+                raise_if_cancelled(cancelled)
                 time.sleep(0.01)
         return real(self, position, cancelled)
 
@@ -160,7 +170,7 @@ def test_a_signal_right_after_resuming_says_that_the_state_is_saved(small, monke
     real = WindowedCorpus.open
 
     def slow(self, position, cancelled):
-        require_needed(cancelled)
+        raise_if_cancelled(cancelled)
         return real(self, position, cancelled)
 
     checkpoint = last_checkpoint(fit_on_cpu(small("run", training={"max_steps": 3})))
@@ -255,7 +265,7 @@ def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(
     [message] = [message for message in caplog.messages if "encoding" in message]
     assert message.startswith(f"{file}: damaged ") and message.endswith("; encoding this shard again")
     assert file.read_bytes() == content and losses(run) == losses(whole)
-    assert not (run / "suspect-shards.json").exists()
+    assert not (run / "damaged-data").exists()
 
 
 @pytest.mark.parametrize("content", ["unknown ids", pytest.param("other ids", marks=pytest.mark.slow)])
@@ -291,7 +301,7 @@ def test_a_shard_that_was_repaired_after_its_damage_was_found_is_kept(small, dam
     caplog.clear()
     fit_on_cpu(small("parts", training={"max_steps": 14}))
     assert losses(run) == losses(whole) and file.stat().st_mtime_ns == written
-    assert "encoding" not in caplog.text and not (run / "suspect-shards.json").exists()
+    assert "encoding" not in caplog.text and not (run / "damaged-data").exists()
 
 
 @pytest.mark.slow
@@ -299,7 +309,7 @@ def test_a_run_folder_that_cannot_be_written_does_not_hide_the_damage(small, dam
     _, _, file, _ = damaged
 
     def refuse(operation: Operation) -> None:
-        if "suspect-shards" in operation.path.name:
+        if "damaged-data" in operation.path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with on_file_operation(refuse), pytest.raises(DataError, match=f"{file}: damaged .*; restore it"):

@@ -18,7 +18,7 @@ from mtrain.data.epochs.batching import collate
 from mtrain.data.epochs.packed_batch import AnyBatch, ChooseLayout, Layout, PackedBatch, batch_type, pack
 from mtrain.data.epochs.schedule import Position
 from mtrain.data.epochs.windows import Opened, Window, WindowPlanner
-from mtrain.data.rewriting.rewrite import never, require_needed
+from mtrain.data.rewriting.rewrite import never, raise_if_cancelled
 from mtrain.data.store.shards import EncodedCorpus
 from mtrain.duration import format_duration
 from mtrain.tokenizer.rows import Indices, Rows
@@ -186,5 +186,5 @@ def _wait_for_window(opening: Future[Opened], cancelled: Callable[[], bool]) -> 
 def _wait(future: Future[Waited], cancelled: Callable[[], bool]) -> Waited:
     """The result of a future. Raises CancelledError if `cancelled` returns true before it is known."""
     while not wait([future], _POLL).done:
-        require_needed(cancelled)
+        raise_if_cancelled(cancelled)
     return future.result()

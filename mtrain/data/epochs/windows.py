@@ -79,8 +79,8 @@ class WindowedCorpus:
 
     def key(self, position: Position) -> Key:
         """What the random choices of the window at a position depend on, in addition to the seed."""
-        has_others = self.count_windows(position.starts) > 1
-        return (position.epoch, position.window) if has_others else (position.epoch,)
+        has_several = self.count_windows(position.starts) > 1
+        return (position.epoch, position.window) if has_several else (position.epoch,)
 
     def encoded(self, epoch: int = 0, window: int = 0) -> EncodedCorpus:
         """The pairs of a window (from 0) of an epoch without stages, as they were encoded. Raises DataError

@@ -45,12 +45,12 @@ _RECORD = TypeAdapter(RecordedFindings)
 def check_data(data: DataConfig, tokenizer: Tokenizer | None, scanner: CorpusScanner) -> Findings:
     """Check every corpus of a config, and the tokenizer on a sample of the training pairs.
 
-    `scanner` must have been made with `check`. Raises DataError if a corpus is missing or its sides differ in
+    `check` of the scanner must be set. Raises DataError if a corpus is missing or its sides differ in
     length; unreadable lines are counted, if `scanner` is not strict.
     """
     scan = scanner.result
     findings = scan.findings
-    assert findings is not None, "`scanner` must be made with check=True"
+    assert findings is not None, "`check` of the scanner must be set"
     usable = (pair for pair in scan.text.pairs() if not any(map(is_blank, pair)))
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))

@@ -16,7 +16,7 @@ import numpy as np
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment_pairs import EncodedPair, PairAugmenter
-from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator, require_needed
+from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator, raise_if_cancelled
 from mtrain.data.store.shards import EncodedCorpus
 from mtrain.distributed.launch import read_launch
 from mtrain.processes.cores import count_cores
@@ -85,13 +85,13 @@ class Reencoder:
         """Yield the rows of a corpus with new ids, and rows of noise after them, in blocks. Raises
         CancelledError if `cancelled` returns true."""
         self._calls += 1
-        yield from self._reencoded(corpus, key, partial(require_needed, cancelled))
+        yield from self._reencoded(corpus, key, partial(raise_if_cancelled, cancelled))
         if (augment := self._reencode_block.augment) is not None:
             noise = augment.noise(len(corpus), make_generator("noise", self._seed, *key))
             if noise:
                 yield _from_pairs(noise)
 
-    def _reencoded(self, corpus: EncodedCorpus, key: Key, require: Callable[[], None]) -> Blocks:
+    def _reencoded(self, corpus: EncodedCorpus, key: Key, check: Callable[[], None]) -> Blocks:
         def task(block: int, in_background: bool = False) -> ReencodeTask:
             rows = np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus)))
             return ReencodeTask(corpus.fetch(rows), key, block, in_background)
@@ -108,7 +108,7 @@ class Reencoder:
             yield from map(local, range(count))
         else:
             try:
-                for _, new in self._pool.map(range(count), remote, local, require):
+                for _, new in self._pool.map(range(count), remote, local, check):
                     yield new
             except CancelledError:
                 del self._pool  # it is closed

@@ -26,7 +26,7 @@ def never() -> bool:
     return False
 
 
-def require_needed(cancelled: Callable[[], bool]) -> None:
+def raise_if_cancelled(cancelled: Callable[[], bool]) -> None:
     """Raise CancelledError if `cancelled` returns true."""
     if cancelled():
         raise CancelledError
@@ -49,7 +49,7 @@ def replace_rows(
     files = TemporaryStream(folder), TemporaryStream(folder)
     with closing(blocks):
         for block in blocks:
-            require_needed(cancelled)
+            raise_if_cancelled(cancelled)
             lengths.append(np.stack([side.lengths for side in block], dtype=np.int32))
             for file, side in zip(files, block, strict=True):
                 file.write(side.ids.astype(corpus.id_type).tobytes())

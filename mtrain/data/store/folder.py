@@ -176,7 +176,7 @@ def find_data_folder(data: DataConfig, run_dir: Path) -> Path:
     return folder
 
 
-def find_data(run_dir: Path, folder: str | None) -> Path:
+def locate_data_folder(run_dir: Path, folder: str | None) -> Path:
     """The data folder of a run, whose config may name a `folder`. If that path leads nowhere from the working
     directory, it may from a folder that contains the run, where the run was started."""
     if folder is None:

@@ -138,7 +138,7 @@ def prepare_run(
     adapt_vocab_size = vocab_size_is_automatic(config)
     with locked_unless_complete(folder):
         scanner = make_scanner(config.data, folder, config.seed)
-        # Unless the folder was begun from the same text.
+        # A folder that was begun from the same text has been checked.
         scanner.check = config.data.check and not has_same_text(config.data, folder, scanner.files)
         scanner.workers = workers
         scanner.for_tokenizer = learns_tokenizer(config)

@@ -214,18 +214,35 @@ def test_another_order_of_heads_changes_nothing_but_the_first_head(model_of):
     assert torch.equal(after[:16], before[32:48])
 
 
+def sharpen_head(loaded: LoadedModel, layer: int, head: int) -> None:
+    """Let one of four heads lead the average: the others attend to everything alike."""
+    attention: Any = loaded.model.decoder[layer].cross_attention.query_key_value
+    by_head = attention.weight.data.view(3, 4, 16, 64)
+    by_head[0, [i for i in range(4) if i != head]], attention.bias.data[:64] = 0, 0
+    by_head[0, head] *= 30  # sharp: with flat heads, words with many tokens win
+
+
 def test_the_head_that_agrees_with_the_alignments_is_chosen(model_of):
     """Of four heads, three attend to everything alike, so their average is led by the other one."""
     loaded = load_model(model_of(JOINT))
-    attention: Any = loaded.model.decoder[0].cross_attention.query_key_value
-    by_head = attention.weight.data.view(3, 4, 16, 64)
-    by_head[0, [0, 1, 3]], attention.bias.data[:64] = 0, 0
-    by_head[0, 2] *= 30  # sharp: with flat heads, words with many tokens win
+    sharpen_head(loaded, 0, 2)
     rows = [row for _, row in sentences_of(loaded, SOURCES)]
     for layer in (None, 7):  # of one
         decoding = loaded.config.decoding.model_copy(update={"alignment_layer": layer})
         config = loaded.config.model_copy(update={"decoding": decoding})
         assert choose_head(loaded._replace(config=config), rows) == (0, 2)
+
+
+def test_the_layer_of_the_alignments_decides_which_head_agrees_with_them(tokenizers, tmp_path):
+    folder = random_model(tmp_path / "model", tokenizers[True], decoder_layers=2, **SHAPE)
+    loaded = load_model(folder)
+    sharpen_head(loaded, 0, 1)
+    sharpen_head(loaded, 1, 2)
+    rows = [row for _, row in sentences_of(loaded, SOURCES)]
+    for layer, expected in ((None, (1, 2)), (0, (0, 1)), (1, (1, 2))):
+        decoding = loaded.config.decoding.model_copy(update={"alignment_layer": layer})
+        config = loaded.config.model_copy(update={"decoding": decoding})
+        assert choose_head(loaded._replace(config=config), rows) == expected
 
 
 def test_an_alignment_head_is_chosen_even_if_others_agree_as_well(tokenizers, tmp_path):

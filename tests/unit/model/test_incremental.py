@@ -8,7 +8,7 @@ from torch import nn
 from mtrain.config.sections.model import ModelConfig
 from mtrain.kernels.sequences import Padded
 from mtrain.model.incremental import DecodingTransformer, reduce_call_overhead
-from mtrain.model.transformer import EncoderLayer, Transformer
+from mtrain.model.transformer import Dropout, EncoderLayer, Transformer
 from tests.support.undocumented import documented_only
 
 
@@ -29,12 +29,17 @@ def test_reduced_call_overhead_changes_neither_results_nor_the_original() -> Non
 def test_a_model_for_decoding_shares_the_parameters_and_leaves_the_original_as_it_is() -> None:
     sizes = {"d_model": 12, "heads": 3, "ffn_dim": 20, "encoder_layers": 1, "decoder_layers": 1}
     model = Transformer(ModelConfig(**sizes, max_positions=32, source_vocab_size=9, target_vocab_size=9))
+    Dropout.seed(model, 1)
     before = [(name, module, type(module), module.training) for name, module in model.named_modules()]
     packed = DecodingTransformer(model, torch.bfloat16).packed
     assert [(name, module, type(module), module.training) for name, module in model.named_modules()] == before
     assert not {*model.modules()} & {*packed.modules()} and not packed.training
     for ours, theirs in zip(packed.parameters(), model.parameters(), strict=True):
         assert ours is theirs
+    for ours, theirs in zip(packed.buffers(), model.buffers(), strict=True):
+        assert ours is theirs
+    generators = [each.generator for each in model.modules() if isinstance(each, Dropout)]
+    assert {each.generator for each in packed.modules() if isinstance(each, Dropout)} <= {*generators}
 
 
 def test_without_undocumented_means_modules_are_left_as_they_are() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtrain.data.store.folder import find_data
+from mtrain.data.store.folder import locate_data_folder
 from mtrain.errors import ModelError, UsageError
 from mtrain.runs.metrics import POINTS, read_curves
 from mtrain.runs.records import differing_settings, names_of, read_run
@@ -65,10 +65,11 @@ def test_the_data_folder_is_found_from_another_working_directory(tmp_path, monke
     (tmp_path / "encoded/summary.json").write_text("{}")
     run = tmp_path / "runs" / "large"
     run.mkdir(parents=True)
-    assert find_data(run, "encoded") == tmp_path / "encoded"
+    assert locate_data_folder(run, "encoded") == tmp_path / "encoded"
     monkeypatch.chdir(tmp_path)
-    assert find_data(run, "encoded") == Path("encoded") and find_data(run, "lost") == Path("lost")
-    assert find_data(run, None) == run / "data"
+    assert locate_data_folder(run, "encoded") == Path("encoded")
+    assert locate_data_folder(run, "lost") == Path("lost")
+    assert locate_data_folder(run, None) == run / "data"
 
 
 def test_long_curves_are_means_but_no_gradient_norm_is_hidden(tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mtrain.config.schema import Config
 from mtrain.config.sections.corpora import Holdout, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.config.sections.filters import Filters
+from mtrain.data.pairs import duplicates
 from mtrain.data.preparing.check_report import format_report, list_warnings
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import toy_pairs
@@ -298,7 +299,9 @@ def test_punctuation_alone_is_not_a_leak(corpora):
     assert found.leaks["validation"] == Leak()
 
 
-def test_repeated_pairs(corpora):
+@pytest.mark.parametrize("part", [4_000_000, 7])
+def test_repeated_pairs(corpora, monkeypatch, part):
+    monkeypatch.setattr(duplicates, "_PART", part)  # pairs that are compared at a time
     found = check_data(corpora(GOOD + GOOD[:30]).data)
     assert found.duplicates == 30
     assert list_warnings(found) == ["30 training pairs (13.0%) are duplicates"]
