@@ -293,9 +293,13 @@ def test_text_and_paths_in_the_c_locale_are_used_or_refused_in_one_line(run_dir,
     values = {**yaml.safe_load(config_file.read_text()), "run_dir": f"{tmp_path}/ü"}
     (tmp_path / "ü.yaml").write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
     tokenize = ["tokenize", config_file.rename(tmp_path / "é.yaml"), "--quiet"]
-    broken, found, refused = in_the_c_locale(
-        ["translate", run_dir, "caf\udce9", "--device", "cpu"], tokenize, ["tokenize", tmp_path / "ü.yaml"]
+    broken, found, refused, typed = in_the_c_locale(
+        ["translate", run_dir, "caf\udce9", "--device", "cpu"],
+        tokenize,
+        ["tokenize", tmp_path / "ü.yaml"],
+        [*tokenize, "--run-dir", tmp_path / "ü"],
     )
+    assert typed[0] == 3 and "not valid UTF-8" in one_line(typed[2])
     assert broken[0] == 3 and "not valid UTF-8" in one_line(broken[2])
     assert found[0] == 0 and found[1]
     message = "ü: the locale's encoding cannot represent this path; set PYTHONUTF8=1"

@@ -38,6 +38,7 @@ from mtrain.data.scanning.leaks import Leak, LeakFinder
 from mtrain.data.scanning.normalization import Change
 from mtrain.data.scanning.sides import CorpusSides, Shift, find_shifts
 from mtrain.data.text.writing_systems import main_script
+from mtrain.progress_bar import waiting_for
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -203,7 +204,8 @@ class DataCheck:
         repeated = found.rejected.get("duplicates", 0)
         found.sets["train"].usable -= repeated
         keys = self._pairs.as_array(np.uint64)
-        duplicates = sum(map(len, find_repeated(keys, np.broadcast_to(np.uint8(0), len(keys)))))
+        with waiting_for("looking for duplicates"):
+            duplicates = sum(map(len, find_repeated(keys, np.broadcast_to(np.uint8(0), len(keys)))))
         found.duplicates = max(0, duplicates - (0 if self._is_filtered_by_side else repeated))
         corpora = zip(found.corpora, self._sides, self._data.directions, strict=True)
         languages = {name: sides.what_is_wrong(direction) for name, sides, direction in corpora}
