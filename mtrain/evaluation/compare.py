@@ -72,29 +72,23 @@ def compare_systems(
     comparisons = []
     names = [name for name in bootstrap if name != "System"]  # sacreBLEU's, such as chrF2++
     for metric, name in zip(metrics, names, strict=True):
-        rows = zip(systems, bootstrap[name], randomization[name], strict=True)
-        baseline = bootstrap[name][0]
+        # Of `Result`; by sacreBLEU's type hints, perhaps also of text.
+        rows: Any = zip(systems, bootstrap[name], randomization[name], strict=True)
+        baseline: Any = bootstrap[name][0]
         scores = [
-            _paired_score(system, resampled, shuffled, baseline) for system, resampled, shuffled in rows
+            PairedScore(  # NumPy's numbers are not valid JSON
+                system,
+                score=float(resampled.score),
+                mean=float(resampled.mean),
+                confidence=float(resampled.ci),
+                bootstrap_p=_p_value(resampled, baseline),
+                randomization_p=_p_value(shuffled, baseline),
+            )
+            for system, resampled, shuffled in rows
         ]
         signatures[name].update("ar", randomization_test.n_samples)
         comparisons.append(MetricComparison(metric, scores, str(signatures[name])))
     return comparisons
-
-
-def _paired_score(
-    system: str, resampled: str | Result, shuffled: str | Result, baseline: str | Result
-) -> PairedScore:
-    assert isinstance(resampled, Result) and isinstance(shuffled, Result) and isinstance(baseline, Result)
-    assert resampled.mean is not None and resampled.ci is not None
-    return PairedScore(  # NumPy's numbers are not valid JSON
-        system,
-        score=float(resampled.score),
-        mean=float(resampled.mean),
-        confidence=float(resampled.ci),
-        bootstrap_p=_p_value(resampled, baseline),
-        randomization_p=_p_value(shuffled, baseline),
-    )
 
 
 def _p_value(result: Result, baseline: Result) -> float | None:
