@@ -177,12 +177,12 @@ def find_data_folder(data: DataConfig, run_dir: Path) -> Path:
 
 
 def locate_data_folder(run_dir: Path, folder: str | None) -> Path:
-    """The data folder of a run, whose config may name a `folder`. If that path leads nowhere from the working
-    directory, it may from a folder that contains the run, where the run was started."""
+    """The data folder of a run, whose config may name a `folder`. The path may lead there from a folder that
+    contains the run, where the run was started, or else from the working directory."""
     if folder is None:
         return run_dir / "data"
     parents = (*run_dir.absolute().parents, *run_dir.resolve().parents)
-    places = (Path(folder), *(parent / folder for parent in parents))
+    places = (*(parent / folder for parent in parents), Path(folder))
     return next((place for place in places if (place / SUMMARY).is_file()), Path(folder))
 
 

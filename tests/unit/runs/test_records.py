@@ -66,7 +66,11 @@ def test_the_data_folder_is_found_from_another_working_directory(tmp_path, monke
     run = tmp_path / "runs" / "large"
     run.mkdir(parents=True)
     assert locate_data_folder(run, "encoded") == tmp_path / "encoded"
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other/encoded").mkdir(parents=True)
+    (tmp_path / "other/encoded/summary.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "other")
+    assert locate_data_folder(run, "encoded") == tmp_path / "encoded"
+    (tmp_path / "encoded/summary.json").unlink()
     assert locate_data_folder(run, "encoded") == Path("encoded")
     assert locate_data_folder(run, "lost") == Path("lost")
     assert locate_data_folder(run, None) == run / "data"
