@@ -40,7 +40,7 @@ PAUSE = 60.0  # seconds without a new worker process after the first one that fa
 # on a CPU, and so many batches of SHORT lines on a CUDA device.
 _LINES_PER_WORKER = 2048
 _BATCHES_PER_WORKER = 3
-_PATIENCE = 10.0  # seconds to wait for a thread that prepares a process which was killed
+_PATIENCE = 10.0  # seconds to wait for a process that failed, or for a thread that prepares a killed one
 
 Decoded = Callable[[Part, list[Translation]], object]  # called with a part and its translations
 
@@ -252,7 +252,7 @@ def _prepare(
     except Exception as error:
         if not isinstance(error, WorkerEndedError):
             log.warning("a worker process could not be prepared: %s", error)
-        process.process.kill()
+        process.kill(_PATIENCE)  # unless it ends by itself, as after an error of its own
     free.put(process)
 
 

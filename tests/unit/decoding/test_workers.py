@@ -258,6 +258,7 @@ def test_a_worker_process_does_not_decode_with_a_vocabulary_that_was_replaced(
         with ThreadPoolExecutor(2) as threads:
             assert [*threads.map(translator.translate, [LINES, LINES])] == [expected, expected]
     assert "could not be prepared" in caplog.text and "its files have changed since" in caplog.text
+    assert "a worker process ended with exit code 1; no worker process is started" in caplog.text
 
 
 def test_decoding_continues_without_worker_processes_that_cannot_start(
