@@ -13,7 +13,7 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, FiniteFloat, TypeAdapter
 from sacrebleu.metrics.base import Score, Signature
 
 from mtrain.errors import StorageError, UsageError
@@ -156,7 +156,7 @@ class CometProcess:
 
 def _scores_of(sentences: int) -> Any:
     """The type of a list with a score for each sentence."""
-    return Annotated[list[float], Field(min_length=sentences, max_length=sentences)]
+    return Annotated[list[FiniteFloat], Field(min_length=sentences, max_length=sentences)]
 
 
 class Comet:

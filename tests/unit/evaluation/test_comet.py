@@ -71,6 +71,7 @@ def test_a_process_that_fails_is_an_error(comet_environment, capfd):
         ("bytes", r"expected scores, but its process printed '\\xe9'"),
         ("other", r"""expected scores, but its process printed '{"loss": 1}'"""),
         ("words", r"""expected scores, but its process printed '["high"]'"""),
+        ("nan", "expected scores, but its process printed '[NaN]'"),
         ("few", "expected scores, but its process printed '[]'"),
         ("end", "its process ended with exit code 0; see its messages above"),
     ],
