@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from mtrain.cli.console.output import shown_on
 from mtrain.cli.console.terminal import print_to_stderr, require_unicode, shown_in_line
+from mtrain.decoding.scoring.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
+from mtrain.invisible_characters import show_piece
 
 HELP = """\
 Type a sentence and press Enter to translate it.
@@ -85,23 +87,15 @@ class Prompt:
     def _show_attention(self, _: str) -> None:
         if self.last is None:
             raise UsageError(":attention: translate a sentence first")
-        from mtrain.report.attention import attention_maps
-
-        [shown] = attention_maps(self.translator, *([text] for text in self.last))
-        heads = shown.layers["cross"][shown.best_layer].float() / 100
-        config = self.translator.models[0].config
-        is_aligned = config.alignment_head and shown.best_layer == config.decoder_layers - 1
-        weights = heads[0] if is_aligned else heads.mean(dim=0)
-        print(draw_attention(shown.source, shown.target, weights.numpy()), file=sys.stderr)
-        if shown.cut:
-            print_to_stderr(f"    the first {len(shown.source)} and {len(shown.target)} tokens")
+        source, target, weights = attention(self.translator, self.last[0], self.last[1])
+        print(draw_attention(source, target, weights), file=sys.stderr)
 
 
 def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:
     """Draw attention weights (T, S) as text, with a row per target token and a column per source token."""
     from rich.cells import cell_len
 
-    source, target = ([shown_in_line(piece) for piece in side] for side in (source, target))
+    source, target = ([shown_in_line(show_piece(piece)) for piece in side] for side in (source, target))
     width = max(map(cell_len, target))
     lines = [" ".join(f"{number}:{piece}" for number, piece in enumerate(source, start=1))]
     lines.append(" " * width + "".join(f"{number:>3}" for number in range(1, len(source) + 1)))

@@ -1,4 +1,4 @@
-"""Scores of given translations."""
+"""Scores of given translations, and the cross-attention between a source and its translation."""
 
 import logging
 import math
@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, tee, zip_longest
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from mtrain.config.sections.corpora import TsvCorpus
 from mtrain.data.reading.records import count_signs, show_csv, try_pair
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
-from mtrain.decoding.search.forced import forced_log_probs
+from mtrain.decoding.search.forced import cross_attention, forced_log_probs
 from mtrain.decoding.split import windows_of_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import json_line
@@ -138,3 +140,21 @@ def _score(
 
 def _padded(translator: Translator, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return padded(rows, translator.tokenizer.special.pad, translator.device)
+
+
+def attention(
+    translator: Translator, source: str, target: str
+) -> tuple[list[str], list[str], npt.NDArray[np.float32]]:
+    """The tokens of a source and of its translation, EOS included, and the cross-attention weights (T, S) of
+    the layer that alignments are taken from, averaged over models and, unless the model has an alignment
+    head, over heads. Both texts are cut at the model's maximum length."""
+    tokenizer, splitter, longest = translator.tokenizer, translator.splitter, translator.max_length
+    [source_ids] = splitter.encode([source], most=longest)
+    [target_ids] = splitter.encode_target([target], longest)
+    rows, keep = _padded(translator, [source_ids])
+    targets, _ = _padded(translator, [target_ids])
+    layer = translator.decoding.alignment_layer
+    matrix = cross_attention(translator.models, rows, keep, targets, layer)[0].float().cpu().numpy()
+    sides = (tokenizer.source, source_ids), (tokenizer.target, target_ids)
+    source_tokens, target_tokens = ([side.pieces[i] for i in ids] for side, ids in sides)
+    return source_tokens, target_tokens, matrix

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from mtrain import Translator
-from mtrain.cli.translate import prompt as prompt_module
 from mtrain.cli.translate.prompt import Prompt, draw_attention
-from mtrain.report.attention import attention_maps
 
 
 @pytest.fixture
@@ -62,28 +60,6 @@ def test_attention_is_drawn_for_the_last_translation(prompt):
     assert "1:\u2581" in err and "</s>" in err and any(shade in err for shade in "▒▓█")
 
 
-def test_attention_is_that_of_an_alignment_head_and_long_sentences_are_cut(run_dir, monkeypatch, capsys):
-    drawn = []
-
-    def draw(source, target, weights):
-        drawn.append(weights)
-        return ""
-
-    monkeypatch.setattr(prompt_module, "draw_attention", draw)
-    for has_head in (False, True):
-        translator = Translator.load(run_dir, "cpu", workers=1)
-        model = translator.models[0]
-        model.config = model.config.model_copy(update={"alignment_head": has_head})
-        shown = Prompt(translator)
-        shown.last = "The sun shines. " * 30, "Die Sonne scheint."
-        shown.commands["attention"]("")
-    [maps] = attention_maps(translator, [shown.last[0]], [shown.last[1]])
-    heads = maps.layers["cross"][-1].numpy() / 100
-    assert drawn[0] == pytest.approx(heads.mean(axis=0), abs=1e-6)
-    assert drawn[1] == pytest.approx(heads[0], abs=1e-6)
-    assert "    the first 60 and " in capsys.readouterr().err
-
-
 def test_mistakes_are_reported_and_do_not_end_the_prompt(prompt):
     out, err = prompt(
         ":attention", ":n", ":n 0", ":beam many", ":nonsense", "caf\udce9", ":help", "It rains."
@@ -108,6 +84,22 @@ def test_attention_has_a_row_for_each_target_token_and_a_shade_for_each_weight()
     weights = np.array([[0.9, 0.1], [0.5, 0.45]])
     picture = draw_attention(["\u2581a", "b\x1b"], ["\u2581x", "</s>"], weights).split("\n")
     assert picture == ["1:\u2581a 2:b\\x1b", "      1  2", "  \u2581x ██   ", "</s> ▒▒ ▒▒"]
+
+
+@pytest.mark.parametrize(
+    ("piece", "label"),
+    [
+        ("\u00a0", "U+00A0"),
+        ("\u2581\u200b", "\u2581 U+200B"),
+        ("\ufe0f", "U+FE0F"),
+        ("\x1b", "U+001B"),
+        ("\u2581", "\u2581"),
+        ("می\u200c", "می\u200c"),
+    ],
+)
+def test_attention_shows_the_code_points_of_pieces_that_cannot_be_seen(piece, label):
+    picture = draw_attention([piece], ["a", piece], np.zeros((2, 1))).split("\n")
+    assert picture[0] == f"1:{label}" and picture[3].startswith(label)
 
 
 def test_attention_is_aligned_and_right_to_left_tokens_are_isolated_on_a_terminal(monkeypatch):

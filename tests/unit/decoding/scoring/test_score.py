@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.decoding.scoring.score import filter_scores, score_pairs, with_column
+from mtrain.decoding.scoring.score import attention, filter_scores, score_pairs, with_column
 from mtrain.decoding.search.forced import forced_log_probs
 from mtrain.errors import DataError, ModelError
 from mtrain.model.incremental import DecodingTransformer
@@ -101,3 +101,9 @@ def test_pairs_over_the_length_limit_have_no_score_and_empty_pairs_have_one(tran
     fields = good.line().rstrip("\n").split("\t")
     assert float(fields[0]) == pytest.approx(good.log_prob, abs=1e-6) and int(fields[1]) == len(good.tokens)
     assert len(fields[2].split()) == len(good.tokens)
+
+
+def test_attention_is_a_distribution_over_the_source_tokens(translator: Translator) -> None:
+    source, target, matrix = attention(translator, *PAIRS[1])
+    assert source[-1] == target[-1] == "</s>" and matrix.shape == (len(target), len(source))
+    assert matrix.sum(axis=1) == pytest.approx(1, abs=1e-5)
