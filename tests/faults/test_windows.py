@@ -265,7 +265,7 @@ def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(
     [message] = [message for message in caplog.messages if "encoding" in message]
     assert message.startswith(f"{file}: damaged ") and message.endswith("; encoding this shard again")
     assert file.read_bytes() == content and losses(run) == losses(whole)
-    assert not (run / "damaged-data").exists()
+    assert not (run / "suspect-shards.json").exists()
 
 
 @pytest.mark.parametrize("content", ["unknown ids", pytest.param("other ids", marks=pytest.mark.slow)])
@@ -290,6 +290,14 @@ def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_name
     fit_on_cpu(small(window_pairs=64, training={"max_steps": 60}))
 
 
+def test_damage_that_an_earlier_version_has_recorded_is_repaired(small, damaged, caplog):
+    run, whole, file, content = damaged
+    (run / "suspect-shards.json").write_text("[2]\n")
+    fit_on_cpu(small("parts", training={"max_steps": 14}))
+    assert file.read_bytes() == content and losses(run) == losses(whole)
+    assert not (run / "suspect-shards.json").exists()
+
+
 @pytest.mark.slow
 def test_a_shard_that_was_repaired_after_its_damage_was_found_is_kept(small, damaged, caplog):
     """By another run with the same data folder."""
@@ -301,7 +309,7 @@ def test_a_shard_that_was_repaired_after_its_damage_was_found_is_kept(small, dam
     caplog.clear()
     fit_on_cpu(small("parts", training={"max_steps": 14}))
     assert losses(run) == losses(whole) and file.stat().st_mtime_ns == written
-    assert "encoding" not in caplog.text and not (run / "damaged-data").exists()
+    assert "encoding" not in caplog.text and not (run / "suspect-shards.json").exists()
 
 
 @pytest.mark.slow
@@ -309,7 +317,7 @@ def test_a_run_folder_that_cannot_be_written_does_not_hide_the_damage(small, dam
     _, _, file, _ = damaged
 
     def refuse(operation: Operation) -> None:
-        if "damaged-data" in operation.path.name:
+        if "suspect-shards.json" in operation.path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with on_file_operation(refuse), pytest.raises(DataError, match=f"{file}: damaged .*; restore it"):
