@@ -24,8 +24,8 @@ def report(
     """Write a page about one or more runs.
 
     The page shows curves, differences between the configs, statistics of the data, translations of
-    validation sentences and attention maps. It is one file that needs no network. Runs that are still
-    training can be shown, too.
+    validation sentences and attention maps. The page is a single file that needs no network. Runs can be
+    shown while they are still training.
 
     Examples:
         mtrain report runs/mine
