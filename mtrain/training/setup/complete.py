@@ -70,7 +70,7 @@ def complete_config(
     corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Reencoder))
 
     def speed(sized: Config) -> Speed:
-        log.info("timing some training steps%s", " with R-Drop" if sized.training.r_drop else "")
+        log.info("timing some training steps")
         architecture = model_config(sized.model, tokenizer, sized.data.max_length)
 
         def steps(learner: Learner) -> Iterator[StepInput]:
