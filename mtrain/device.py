@@ -7,9 +7,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -163,7 +163,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the default random generators of the CPU and of a device, by kind of device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
-        states[device.type] = torch.get_device_module(device).get_rng_state(*_index(device))
+        states[device.type] = torch.get_device_module(device).get_rng_state(device)
     return states
 
 
@@ -171,22 +171,13 @@ def restore_random_states(states: Mapping[str, Tensor], device: torch.device) ->
     """Restore what `random_states` has returned, except for the state of another kind of device."""
     torch.set_rng_state(states["cpu"])
     if device.type != "cpu" and device.type in states:
-        torch.get_device_module(device).set_rng_state(states[device.type], *_index(device))
+        torch.get_device_module(device).set_rng_state(states[device.type], device)
 
 
-def _index(device: torch.device) -> list[torch.device]:
-    """The argument for a device, where there may be several of its kind."""
-    return [] if device.type == "mps" else [device]
-
-
-@contextmanager
-def preserved_random_states(device: torch.device) -> Iterator[None]:
+def preserved_random_states(device: torch.device) -> AbstractContextManager[None]:
     """A context manager that restores the current states of the random generators on exit."""
-    states = random_states(device)
-    try:
-        yield
-    finally:
-        restore_random_states(states, device)
+    devices = [] if device.type == "cpu" else [device]
+    return torch.random.fork_rng(devices, device_type=device.type)
 
 
 def release_cached_memory(device: torch.device) -> None:

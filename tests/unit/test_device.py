@@ -130,7 +130,7 @@ def test_a_device_is_made_current_and_keeps_its_random_state_by_its_own_function
         drawn = torch.rand(())
     release_cached_memory(device)
     assert torch.rand(()) == drawn
-    assert calls == [device, (state, kind if kind == "mps" else device), "emptied"]
+    assert calls == [device, (state, device), "emptied"]
     restore_random_states({**random_states(torch.device("cpu")), "other": state}, device)
     assert len(calls) == 3
 
