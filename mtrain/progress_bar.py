@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -90,31 +90,24 @@ class Bar(tqdm):  # type: ignore[type-arg]
 Bar.set_lock(threading.RLock())
 
 
-class ProgressBar:
+class ProgressBar(Bar):
     """A bar with the number of items, the speed and the remaining time. Where there is no bar, a message is
     logged every so often."""
 
     def __init__(self, done: str, unit: str, total: int | None = None, hidden: bool = False):
         """`done` says what was done, as in "encoded 10 of 20 pairs", whose `unit` is "pairs". Without a
         `total`, the remaining time is unknown. A `hidden` one only logs."""
-        self._done, self._unit = done, unit
-        self._total, self._about = total, ""
-        self._bar = Bar(done, unit, total, disable=hidden)
+        super().__init__(done, unit, total, disable=hidden)
+        self._done, self._unit, self._about = done, unit, ""  # tqdm keeps no unit if there is no bar
         self._start = self._logged = time.monotonic()
         self.count = self._before = self._tokens = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
     def set_done_before(self, count: int) -> None:
         """Set how many items were done before the start. They are not part of the speed."""
         self._before = count
-        if not self._bar.disable:
-            self._bar.initial = self._before
-            self._bar.n = self._before + self.count
+        if not self.disable:
+            self.initial = self._before
+            self.n = self._before + self.count
 
     def add(self, count: int = 1, tokens: int = 0, share: float | None = None) -> None:
         """Count items that are done now and, if the speed is also to be given in tokens, their tokens. If the
@@ -122,11 +115,10 @@ class ProgressBar:
         self.count += count
         self._tokens += tokens
         if share is not None:
-            self._total, self._about = round((self._before + self.count) / share), "about "
-            self._bar.total = self._total
-        if not self._bar.disable:
-            self._bar.details = self._speeds()
-            self._bar.update(count)
+            self.total, self._about = round((self._before + self.count) / share), "about "
+        if not self.disable:
+            self.details = self._speeds()
+            self.update(count)
         elif time.monotonic() - self._logged >= LOG_EVERY:
             self._logged = time.monotonic()
             log.info("%s", self._message())
@@ -146,15 +138,15 @@ class ProgressBar:
 
     def _message(self) -> str:
         done = self._before + self.count
-        of_total = "" if self._total is None else f" of {self._about}{self._total:,}"
+        of_total = "" if self.total is None else f" of {self._about}{self.total:,}"
         message = f"{self._done} {done:,}{of_total} {self._unit}, {self.speed()}"
-        if self._total is None or not _tells(self.count, self._total):
+        if self.total is None or not _tells(self.count, self.total):
             return message
-        left = max(0, self._total - done) * self.seconds / self.count
+        left = max(0, self.total - done) * self.seconds / self.count
         return f"{message}, {format_duration(left)} left"
 
 
-def _tells(count: int, total: int) -> bool:
+def _tells(count: int, total: float) -> bool:
     """Whether the time that `count` of `total` items have taken tells how long the rest takes."""
     return count >= min(KNOWN_ITEMS, KNOWN_SHARE * total) and count > 0
 
