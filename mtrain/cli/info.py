@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.filesize import decimal
 from typer import Argument, Option
 
 from mtrain.cli.console.options import Json
@@ -202,19 +203,10 @@ def _decoding(settings: "DecodingConfig") -> str:
 
 def _files(files: "Files") -> Rows:
     state = "damaged" if files.damage else "verified"
-    rows = [["files", f"{files.number}, {_size(files.size)}, {state}"]]
+    rows = [["files", f"{files.number}, {decimal(files.size)}, {state}"]]
     hashes = {"model": files.fingerprint, "tokenizer": files.tokenizer}
     shown = [f"{value[:_DIGITS]} ({name})" for name, value in hashes.items() if value]
     return [*rows, ["fingerprint", ", ".join(shown)]] if shown else rows
-
-
-def _size(size: float) -> str:
-    """A number of bytes as text."""
-    for unit in ("bytes", "kB", "MB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"
 
 
 def _training(info: "ModelInfo") -> Rows:
