@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partialmethod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -178,7 +177,7 @@ class Comet:
             self._known[key] = self._process.score(self._sources, hypotheses, first)
         return self._known[key]
 
-    def corpus_score(self, hypotheses: Sequence[str], references: References) -> "CometScore":
+    def corpus_score(self, hypotheses: Sequence[str], references: References) -> Score:
         """The mean of the scores of the sentences."""
         return self._aggregate_and_compute(self._extract_corpus_statistics(hypotheses, references))
 
@@ -196,17 +195,11 @@ class Comet:
     ) -> list[list[float]]:
         return [[score, 1.0] for score in self.sentence_scores(hypotheses, references)]
 
-    def _aggregate_and_compute(self, statistics: Sequence[Sequence[float]]) -> "CometScore":
+    def _aggregate_and_compute(self, statistics: Sequence[Sequence[float]]) -> Score:
         return self._compute_score_from_stats([sum(column) for column in zip(*statistics, strict=True)])
 
-    def _compute_score_from_stats(self, sums: Sequence[float]) -> "CometScore":
-        return CometScore("COMET", float(sums[0]) / float(sums[1]))
-
-
-class CometScore(Score):
-    """A score between about 0 and 1, which is printed with four decimals, as by `comet-score`."""
-
-    format = partialmethod(Score.format, width=4)
+    def _compute_score_from_stats(self, sums: Sequence[float]) -> Score:
+        return Score("COMET", float(sums[0]) / float(sums[1]))
 
 
 def _python_of(folder: Path) -> Path:

@@ -117,7 +117,8 @@ def score(
     for name, metric in metrics.items():
         result = metric.corpus_score(hypotheses, present)
         signature = str(metric.get_signature())
-        scores.append(MetricScore(name, result.score, signature, result.format(signature=signature)))
+        detail = result.format(decimals(name), signature=signature)
+        scores.append(MetricScore(name, result.score, signature, detail))
     return scores
 
 
