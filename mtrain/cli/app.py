@@ -7,7 +7,6 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -77,9 +76,7 @@ def _root(context: typer.Context, version: _Version = False) -> None:
         raise UsageError(f"mtrain {name} does not share its work among processes; run it without torchrun")
 
 
-@cache  # for programs that run several commands in one process
-def _commands() -> Any:
-    return typer.main.get_command(app)
+_commands: Any = typer.main.get_command(app)  # once, for programs that run several in one process
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -92,13 +89,10 @@ def run(arguments: Sequence[str]) -> int:
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # what libraries say to developers
-            command = _commands()
-            code: Any = command(list(arguments) or ["--help"], prog_name="mtrain", standalone_mode=False)
+            code: Any = _commands(list(arguments) or ["--help"], prog_name="mtrain", standalone_mode=False)
         if code == 130:  # how Typer returns a KeyboardInterrupt
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
-    except typer.Abort:
-        raise KeyboardInterrupt from None
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # the reader of the help text has exited
             return 0
