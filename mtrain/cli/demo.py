@@ -37,8 +37,7 @@ def demo(
     Examples:
         mtrain demo
     """
-    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
-    from mtrain.evaluation.metrics import make_metrics
+    from mtrain.runs.results import score_test_sets
     from mtrain.training.fit import fit
 
     with as_file(files("mtrain.cli") / CONFIG) as file:
@@ -47,8 +46,7 @@ def demo(
     run = Path(config.run_dir)
     translator = load_translator(run, device, ())
     translations = [best.text for best in translator.translate(SENTENCES)]
-    metrics = make_metrics(["bleu"], translator.target_lang)
-    [bleu] = evaluate_set(configured_test_sets(run)[0], translator, metrics)
+    bleu = next(score_test_sets(run, translator)).scores[0]
     with open_stdout() as out:
         for sentence, translation in zip(SENTENCES, translations, strict=True):
             print(f"{sentence}  ->  {translation}", file=out)
