@@ -5,16 +5,15 @@ import hashlib
 import hmac
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartParser
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive
 
 from mtrain.tokenizer.tokenizer import valid_text
 
@@ -32,23 +31,27 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     size = request.headers.get("content-length", "")
     if size.isdecimal() and int(size[:20]) > limit:  # or else the client would have to send it first
         raise _too_large(limit)
-    limited = Request(request.scope, _limited(limit, request.receive))
     kind, options = parse_options_header(request.headers.get("content-type"))
     if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # decoding Punycode is slow
         raise HTTPException(415, "the request must be in UTF-8")
+    body = bytearray()
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):
-            if kind == b"multipart/form-data":
-                fields: Any = _fields_of(await limited.form(max_fields=max_fields, max_part_size=limit))
-            elif kind == b"application/x-www-form-urlencoded":  # starlette reads it as Latin-1
-                text = (await limited.body()).decode()
-                pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=max_fields)
-                fields = _fields_of(FormData([*pairs]))
-            else:
-                fields = json.loads(await limited.body() or b"{}")
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise _too_large(limit)
+        if kind == b"multipart/form-data":
+            parser = MultiPartParser(request.headers, _once(body), max_fields=max_fields, max_part_size=limit)
+            fields: Any = _fields_of(await parser.parse())
+        elif kind == b"application/x-www-form-urlencoded":  # starlette reads it as Latin-1
+            pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=max_fields)
+            fields = _fields_of(FormData([*pairs]))
+        else:
+            fields = json.loads(body or b"{}")
     except TimeoutError:
         raise HTTPException(408, "the body of the request did not arrive in time") from None
-    except (ValueError, RecursionError, ClientDisconnect):
+    except (ValueError, RecursionError, ClientDisconnect, MultiPartException):
         fields = None
     if not isinstance(fields, dict):
         form = f"a form of at most {max_fields} fields"
@@ -56,19 +59,9 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
     return {**request.query_params, **fields}
 
 
-def _limited(limit: int, receive: Receive) -> Receive:
-    """`receive`, which raises HTTPException once a body has more than `limit` bytes."""
-    left = limit
-
-    async def limited_receive() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise _too_large(limit)
-        return message
-
-    return limited_receive
+async def _once(body: bytearray) -> AsyncGenerator[bytes, None]:
+    """A body that has arrived as a whole, as a stream."""
+    yield bytes(body)
 
 
 def _too_large(limit: int) -> HTTPException:
