@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.interop.formats import MIN_POSITIONS, import_optional
-from mtrain.interop.generation_config import max_output_length
+from mtrain.interop.formats import import_optional, with_positions
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
@@ -84,11 +83,7 @@ def masked_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Ten
 
 def _positions(loaded: LoadedModel, target: bool) -> Tensor:
     """The positional encodings, for as many positions as mtrain may use."""
-    model, longest = loaded.model, loaded.config.max_length
-    translation = max_output_length(loaded.config.decoding, longest) + bool(loaded.tokenizer.source.codes)
-    length = max(longest, translation, MIN_POSITIONS)
-    if model.config.positions == "learned":
-        length = model.config.max_positions
+    model, length = loaded.model, with_positions(loaded).max_positions
     learned = model.learned_target_positions if target else model.learned_positions
     table = model.embed.positions(0, length, learned)
     assert isinstance(table, Tensor)

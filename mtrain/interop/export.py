@@ -14,7 +14,7 @@ from mtrain.interop.argos import pack_argos, write_argos
 from mtrain.interop.bergamot.engine import compare_with_engine, find_engine
 from mtrain.interop.bergamot.write import name_for_firefox, write_bergamot
 from mtrain.interop.ctranslate2 import write_ctranslate2
-from mtrain.interop.formats import concrete_format, require_supported
+from mtrain.interop.formats import concrete_format, problem_of
 from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
 from mtrain.interop.verify import open_bergamot, open_ctranslate2, open_transformers, sentences_of, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
@@ -43,7 +43,8 @@ def export_model(
     described_by = model_folder_of(model)
     fingerprint = folder_fingerprint(described_by)
     loaded = load_model(model, overrides)
-    require_supported(model, loaded.config, format, loaded.tokenizer, "use --format {}")
+    if problem := problem_of(loaded.config, format, loaded.tokenizer, "use --format {}"):
+        raise ModelError(f"{model}: {problem}")
     format = concrete_format(loaded.config, format)
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     given = sentences_of(loaded, texts)

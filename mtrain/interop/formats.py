@@ -1,14 +1,14 @@
 """The models that each format of `mtrain export` supports."""
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
+from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.languages import LanguageTags
 from mtrain.config.schema import Config, Format, ModelFolderConfig
-from mtrain.config.sections.model import Architecture
-from mtrain.errors import ModelError, UsageError
+from mtrain.config.sections.model import Architecture, ModelConfig
+from mtrain.errors import UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
@@ -104,29 +104,24 @@ def cure(config: Config | ModelFolderConfig, format: Format, other: str = "use {
     return other.format("ctranslate2" if needs_ctranslate2 else "transformers")
 
 
-def require_supported(
-    model: Path, config: ModelFolderConfig, format: Format, tokenizer: Tokenizer, other: str
-) -> None:
-    """Raise ModelError if a format does not support a model or its tokenizer. For `other`, see `cure`."""
+def problem_of(
+    config: Config | ModelFolderConfig, format: Format, tokenizer: Tokenizer | None, other: str = "use {}"
+) -> str | None:
+    """What to say if a format does not support a model, or its tokenizer if that exists already; None if it
+    supports both. For `other`, see `cure`."""
     advice = other.format("ctranslate2")
     if reason := unsupported_reason(config, format):
-        advice = cure(config, format, other)
-    else:
+        advice = "leave it out" if config.model.is_classifier else cure(config, format, other)
+    elif tokenizer:
         reason = unsupported_tokenizer(tokenizer, concrete_format(config, format))
-    if reason:
-        raise ModelError(f"{model}: {format} does not support this model: {reason}; {advice}")
+    return f"{format} does not support this model: {reason}; {advice}" if reason else None
 
 
 def require_exports(config: Config, tokenizer: Tokenizer | None = None) -> None:
-    """Raise UsageError if the model, or its tokenizer if that exists already, rules out a format in
-    `export.require`."""
+    """Raise UsageError if a format in `export.require` does not support the model; see `problem_of`."""
     for format in config.export.require:
-        found = f"export.require: {format} does not support this model"
-        if reason := unsupported_reason(config, format):
-            advice = "leave it out" if config.model.is_classifier else cure(config, format)
-            raise UsageError(f"{found}: {reason}; {advice}")
-        if tokenizer and (reason := unsupported_tokenizer(tokenizer, concrete_format(config, format))):
-            raise UsageError(f"{found}: {reason}; use ctranslate2")
+        if problem := problem_of(config, format, tokenizer):
+            raise UsageError(f"export.require: {problem}")
 
 
 def describe_exports(config: Config, tokenizer: Tokenizer) -> str:
@@ -137,6 +132,23 @@ def describe_exports(config: Config, tokenizer: Tokenizer) -> str:
         for format in formats
     }
     return ", ".join(f"{name}: {f'no ({reason})' if reason else 'yes'}" for name, reason in reasons.items())
+
+
+def longest_output(loaded: LoadedModel) -> int:
+    """The length limit of all translations, in tokens, with the code of the target language; the formats have
+    a constant one."""
+    decoding, model = loaded.config.decoding, loaded.model.config
+    limit = int(loaded.config.max_length * decoding.max_length_ratio + decoding.max_length_offset)
+    limit += bool(loaded.tokenizer.source.codes)
+    return min(limit, model.max_positions) if model.positions == "learned" else limit
+
+
+def with_positions(loaded: LoadedModel) -> ModelConfig:
+    """The settings of a model with as many positions as its longest translation has tokens. Learned positions
+    are kept."""
+    model = loaded.model.config
+    positions = max(model.max_positions, MIN_POSITIONS, longest_output(loaded))
+    return model if model.positions == "learned" else model.model_copy(update={"max_positions": positions})
 
 
 def import_optional(module: str) -> ModuleType:

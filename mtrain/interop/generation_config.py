@@ -68,11 +68,6 @@ def decoding_from_generation(generation: dict[str, Any], eos_id: int, max_positi
     }
 
 
-def max_output_length(decoding: DecodingConfig, source_length: int) -> int:
-    """The length limit, in tokens, of translations of a source of `source_length` tokens."""
-    return int(source_length * decoding.max_length_ratio + decoding.max_length_offset)
-
-
 def generation_from_decoding(decoding: DecodingConfig, ids: ModelConfig, limit: int) -> dict[str, Any]:
     """The equivalent generation settings, with the same length limit, in tokens, for every sentence."""
     settings = {theirs: getattr(decoding, ours) for theirs, ours, _ in _EQUIVALENT}
@@ -90,12 +85,10 @@ def generation_from_decoding(decoding: DecodingConfig, ids: ModelConfig, limit: 
 
 def exportable(decoding: DecodingConfig) -> DecodingConfig:
     """`decoding` without the settings that Hugging Face does not support, except for the length limit."""
-    defaults = DecodingConfig()
-    return decoding.model_copy(update={key: getattr(defaults, key) for key in _MTRAIN_ONLY})
+    return decoding.model_copy(update=DecodingConfig().model_dump(include={*_MTRAIN_ONLY}))
 
 
 def not_exportable(decoding: DecodingConfig) -> list[str]:
     """The keys of `decoding` that have an effect but are not supported by Hugging Face."""
-    defaults = DecodingConfig()
-    changed = [key for key in _MTRAIN_ONLY if getattr(decoding, key) != getattr(defaults, key)]
+    changed = decoding.model_dump(include={*_MTRAIN_ONLY}, exclude_defaults=True)
     return [*changed, *(["max_length_ratio"] if decoding.max_length_ratio else [])]

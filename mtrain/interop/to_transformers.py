@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.sections.model import ModelConfig
-from mtrain.interop.formats import MIN_POSITIONS
-from mtrain.interop.generation_config import generation_from_decoding, max_output_length, not_exportable
+from mtrain.interop.formats import longest_output, with_positions
+from mtrain.interop.generation_config import generation_from_decoding, not_exportable
 from mtrain.interop.huggingface import SENTENCEPIECE
 from mtrain.interop.m2m_100_tokenizer import write_tokenizer_of_codes
 from mtrain.interop.marian import EQUIVALENT, FIXED, mappings_of, with_pad_last
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
     """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
-    model, tokenizer = _with_positions(loaded), loaded.tokenizer
+    model, tokenizer = with_positions(loaded), loaded.tokenizer
     separate, size = not tokenizer.joint, model.target_vocab_size
     # Other programs require a property of all published Marian models: <pad> is the last token, and starts
     # the decoder. With two vocabularies, it cannot be the last of both.
@@ -54,7 +54,7 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
 def write_pegasus(loaded: LoadedModel, folder: Path) -> None:
     """Write a pre-norm model with tied embeddings and one SentencePiece model to an empty folder, for
     transformers to load."""
-    vocabulary, model = loaded.tokenizer.source, _with_positions(loaded)
+    vocabulary, model = loaded.tokenizer.source, with_positions(loaded)
     tensors = to_pegasus(loaded.model, model.max_positions)
     # CTranslate2's converter takes <pad> for the start token. Padding is masked, so its id may be any.
     model = model.model_copy(update={"pad_id": model.bos_id})
@@ -74,7 +74,7 @@ def write_m2m_100(loaded: LoadedModel, folder: Path) -> None:
 
     Raises ModelError if the vocabulary is neither M2M-100's nor NLLB-200's.
     """
-    config, model, vocabulary = loaded.config, _with_positions(loaded), loaded.tokenizer.source
+    config, model, vocabulary = loaded.config, with_positions(loaded), loaded.tokenizer.source
     described = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100"}
     tensors = renamed(model, loaded.model.state_dict())
     _write_model(loaded, folder, model, tensors, described | FIXED["m2m_100"])
@@ -85,22 +85,6 @@ def write_m2m_100(loaded: LoadedModel, folder: Path) -> None:
         "normalizes_punctuation": config.normalizes_punctuation,  # which Transformers does not do
     }
     _write_tokenizer(loaded, folder, names)
-
-
-def _with_positions(loaded: LoadedModel) -> ModelConfig:
-    """The settings of a model with as many positions as its longest translation has tokens, with the code of
-    its language. Learned positions are kept."""
-    model = loaded.model.config
-    longest = _longest_output(loaded) + bool(loaded.tokenizer.source.codes)
-    positions = max(model.max_positions, MIN_POSITIONS, longest)
-    return model if model.positions == "learned" else model.model_copy(update={"max_positions": positions})
-
-
-def _longest_output(loaded: LoadedModel) -> int:
-    """The length limit of all translations, in tokens; the formats have a constant one."""
-    config, model = loaded.config, loaded.model.config
-    limit = max_output_length(config.decoding, config.max_length)
-    return min(limit, model.max_positions) if model.positions == "learned" else limit
 
 
 def _write_model(
@@ -126,8 +110,7 @@ def _write_model(
         "forced_eos_token_id": None,
     }
     codes = loaded.tokenizer.source.codes
-    limit = _longest_output(loaded) + bool(codes)  # the code of the target is a token, too
-    generation = generation_from_decoding(decoding, model, limit)
+    generation = generation_from_decoding(decoding, model, longest_output(loaded))
     if loaded.config.target_lang in codes:
         generation["forced_bos_token_id"] = codes[loaded.config.target_lang]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

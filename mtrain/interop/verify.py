@@ -174,7 +174,10 @@ def verify(
     for text, row in with_progress(given, "verified", "sentences", len(given)):
         if exported.encode is not None and len(row) < longest and not text.startswith(_TAG_OF_MARIAN):
             _require_same_ids(text, row, exported.encode(text))
-        ours, theirs = _translate_by_both(model, exported, row, tags.target)
+        ours = best_ids(model, row, exported.decoding, tags.target)
+        limit = int(maximum_lengths([model], torch.tensor([len(row)]), exported.decoding, [tags.target]))
+        # Programs disagree about the last token, because not all of them count EOS.
+        ours, theirs = ours[: limit - 1], exported.translate(row, limit)[: limit - 1]
         pairs = zip(_log_probs(loaded, row, ours), exported.log_probs(row, ours), strict=True)
         gaps = [largest, *(abs(a - b) for a, b in pairs)]
         largest = math.nan if any(map(math.isnan, gaps)) else max(gaps)
@@ -191,16 +194,6 @@ def verify(
     search_method = f"beam {beams}" if beams > 1 else "greedy"
     summary = f"{len(given)} sentences: {same} translations identical ({search_method})"
     return [f"{summary}; log-probabilities of tokens differ by up to {largest:.2g} nats", *lines]
-
-
-def _translate_by_both(
-    model: DecodingTransformer, exported: Exported, row: list[int], prefix: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """The translations of source ids by mtrain and by the exported model, which begin with a prefix."""
-    ours = best_ids(model, row, exported.decoding, prefix)
-    limit = int(maximum_lengths([model], torch.tensor([len(row)]), exported.decoding, [prefix]))
-    # Programs disagree about the last token, because not all of them count EOS.
-    return ours[: limit - 1], exported.translate(row, limit)[: limit - 1]
 
 
 def sample_texts(tokenizer: Tokenizer) -> list[str]:

@@ -9,7 +9,7 @@ from mtrain.config.language_names import language_name
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.bergamot.write import MODEL, arithmetic, languages_of, vocabularies_in
 from mtrain.interop.export import export_model
-from mtrain.interop.formats import require_supported
+from mtrain.interop.formats import problem_of
 from mtrain.storage.atomic import copy_files, require_new_folder, write_new_folder, write_text
 from mtrain.storage.manifest import MANIFEST, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -63,7 +63,8 @@ def _direction(model: Path) -> tuple[str, str]:
     config = read_settings(model) if exported is None else exported.config
     if exported is None:
         tokenizer = Tokenizer(tokenizer_folder(model))
-        require_supported(model, config, "bergamot", tokenizer, other="use `mtrain serve`")
+        if problem := problem_of(config, "bergamot", tokenizer, other="use `mtrain serve`"):
+            raise ModelError(f"{model}: {problem}")
     try:
         return languages_of(config)
     except ModelError as error:

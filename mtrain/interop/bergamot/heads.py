@@ -36,8 +36,7 @@ def choose_head(loaded: LoadedModel, rows: Sequence[list[int]]) -> tuple[int, in
         ours = set(align(cross[own].mean(axis=0), *words))
         for place in np.ndindex(agreements.shape):
             agreements[place] += len(ours.intersection(align(cross[place], *words)))
-    best_layer, best_head = np.unravel_index(agreements.argmax(), agreements.shape)
-    return int(best_layer), int(best_head)
+    return divmod(int(agreements.argmax()), loaded.model.config.heads)
 
 
 def _words(vocabulary: Vocabulary, ids: list[int]) -> list[Words]:

@@ -19,7 +19,6 @@ from mtrain.interop.bergamot.weights import write_binary
 from mtrain.interop.marian_tensors import BIAS, NEVER, renamed, with_more_tokens, with_zero_start
 from mtrain.storage.atomic import write_text
 from mtrain.tokenizer.model_file import with_control_pieces
-from mtrain.tokenizer.vocabulary import Vocabulary
 
 MODEL = "model.bin"
 VOCABULARIES = {True: ["vocab.spm"], False: ["srcvocab.spm", "trgvocab.spm"]}  # by whether they are joint
@@ -39,7 +38,9 @@ def write_bergamot(loaded: LoadedModel, folder: Path, int8: bool, rows: Sequence
     sides = {"source": tokenizer.source, "target": tokenizer.target}
     sizes = {side: _rounded_up(len(vocabulary)) for side, vocabulary in sides.items()}
     for name, side in zip(VOCABULARIES[tokenizer.joint], sides, strict=False):
-        (folder / name).write_bytes(_sentencepiece_model(sides[side], sizes[side]))
+        processor = sides[side].processor
+        unused = [f"<unused {i}>" for i in range(len(processor), sizes[side])]
+        (folder / name).write_bytes(with_control_pieces(processor.serialized_model_proto(), unused))
     layer, head = choose_head(loaded, rows)
     tensors = with_head_first(loaded.model.state_dict(), layer, head, model.heads)
     added = {side: sizes[side] - len(vocabulary) for side, vocabulary in sides.items()}
@@ -73,13 +74,6 @@ def arithmetic(int8: bool) -> str:
 
 def _rounded_up(size: int) -> int:
     return -(-size // _MULTIPLE) * _MULTIPLE
-
-
-def _sentencepiece_model(vocabulary: Vocabulary, size: int) -> bytes:
-    """The serialized model of a vocabulary, with pieces added up to a size."""
-    processor = vocabulary.processor
-    names = [f"<unused {i}>" for i in range(len(processor), size)]
-    return with_control_pieces(processor.serialized_model_proto(), names)
 
 
 def _write_settings(loaded: LoadedModel, folder: Path, int8: bool) -> None:
