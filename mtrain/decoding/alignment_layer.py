@@ -1,6 +1,6 @@
 """The choice of the decoder layer to take word alignments from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -66,19 +66,17 @@ def best_layer(
     `sources` and `targets` are token ids without EOS; `attention[layer][pair]` (T, S or more) is from target
     to source tokens. The alignment comes from IBM model 1 (Brown et al., "The Mathematics of Statistical
     Machine Translation", 1993), estimated on the pairs; no reference alignments are needed. The agreement of
-    a layer is the mean probability under that model of the source token that a target token attends to most.
+    a layer is the sum of the probabilities under that model of the source tokens that each target token
+    attends to most. No sentence may be empty.
     """
     posteriors = _ibm_model_1(sources, targets)
-    agreements = []
-    for layer in attention:
-        total, count = 0.0, 0
+    agreements = np.zeros(len(attention))
+    for index, layer in enumerate(attention):
         for posterior, weights in zip(posteriors, layer, strict=True):
             rows, columns = posterior.shape
-            if rows and columns:
-                attended = weights[:rows, :columns].argmax(axis=1)
-                total, count = total + posterior[np.arange(rows), attended].sum(), count + rows
-        agreements.append(total / max(count, 1))
-    return int(np.argmax(agreements))
+            attended = weights[:rows, :columns].argmax(axis=1)
+            agreements[index] += posterior[np.arange(rows), attended].sum()
+    return int(agreements.argmax())
 
 
 def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[FloatMatrix]:
@@ -89,14 +87,13 @@ def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[in
     pairs = list(zip(sources, targets, strict=True))
     shapes = [(len(target), len(source) + 1) for source, target in pairs]
     # Source token 0 is an additional token of each sentence, for target tokens that are not aligned.
-    shifted = [np.array([0, *(s + 1 for s in source)]) for source, _ in pairs]
-    source_token = _joined(np.tile(ids, len(target)) for ids, (_, target) in zip(shifted, pairs, strict=True))
-    target_token = _joined(np.repeat(target, len(source) + 1) for source, target in pairs)
-    widths = _joined(np.full(rows, columns) for rows, columns in shapes)
+    source_token = 1 + np.concatenate([np.tile([-1, *source], len(target)) for source, target in pairs])
+    target_token = np.concatenate([np.repeat(target, len(source) + 1) for source, target in pairs])
+    widths = np.concatenate([np.full(rows, columns) for rows, columns in shapes])
     row = np.repeat(np.arange(len(widths)), widths)  # of all target tokens
-    vocabulary = int(source_token.max(initial=0)) + 1
-    _, entry = np.unique(target_token * vocabulary + source_token, return_inverse=True)
-    table: npt.NDArray[Any] = np.ones(int(entry.max(initial=0)) + 1)  # p(target token | source token)
+    vocabulary = int(source_token.max()) + 1
+    _, entry = np.unique(target_token.astype(np.int64) * vocabulary + source_token, return_inverse=True)
+    table: npt.NDArray[Any] = np.ones(int(entry.max()) + 1)  # p(target token | source token)
     for iteration in range(_ITERATIONS + 1):
         posterior = table[entry] / np.bincount(row, table[entry])[row]
         if iteration < _ITERATIONS:
@@ -105,7 +102,3 @@ def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[in
     ends = np.cumsum([rows * columns for rows, columns in shapes], dtype=np.int64)
     matrices = np.split(posterior, ends)[:-1]
     return [matrix.reshape(shape)[:, 1:] for matrix, shape in zip(matrices, shapes, strict=True)]
-
-
-def _joined(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.empty(0, dtype=np.int64), *arrays]).astype(np.int64)
