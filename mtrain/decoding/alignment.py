@@ -24,11 +24,6 @@ FloatMatrix = npt.NDArray[np.floating]
 _WORD = regex.compile(rf"(?=[{UNSPACED}]){CHARACTER}\p{{Cf}}*|[^\s\x1c-\x1f{UNSPACED}]+")
 
 
-def count_words(text: str) -> int:
-    """The number of words of a text."""
-    return len(_WORD.findall(text))
-
-
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Where each word of a text begins and ends."""
     return [word.span() for word in _WORD.finditer(text)]

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import accumulate, count, islice
 
 from mtrain.config.languages import sentence_separator
-from mtrain.decoding.alignment import count_words, words_at
+from mtrain.decoding.alignment import word_spans, words_at
 from mtrain.decoding.decode import DecodingTask
 from mtrain.decoding.split import LINE_BREAK
 from mtrain.decoding.translation import Translation
@@ -87,7 +87,7 @@ def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float)
         if line.alignment is not None:
             line = replace(line, alignment=tuple((words + i, j) for i, j in line.alignment))
         filled += [line] if line.tokens else []
-        words += count_words(source)
+        words += len(word_spans(source))
     joined = join(filled, " ", length_penalty) if filled else lines[0]
     fields[::2] = [line.text for line in lines]
     return replace(joined, text="".join(fields))

@@ -40,7 +40,6 @@ class Constraints:
         if config.forbidden_ids:
             check_forbidden_ids(config, model_config.target_vocab_size)
         self.forbidden = torch.tensor(config.forbidden_ids, dtype=torch.long, device=lengths.device)
-        self.eos_at = max_lengths if config.force_eos else None
         minimum = minimum_lengths(lengths, config)
         self.min_lengths = minimum if config.min_length_ratio or config.min_length_offset else None
         self.prefixes: Tensor | None = None  # (B, P)
@@ -55,8 +54,8 @@ class Constraints:
         of_all = None if self.config.renormalize else logsumexp(logits)
         rows = self.mask_(logits, tokens, sentences)
         log_normalizers = normalizers_of_allowed(logits) if of_all is None else of_all
-        if self.eos_at is not None:
-            force_eos_(rows, log_normalizers, self.eos_at[sentences] == tokens.size(2) + 1, self.eos_id)
+        if self.config.force_eos:
+            force_eos_(rows, log_normalizers, self.max_lengths[sentences] == tokens.size(2) + 1, self.eos_id)
         return log_normalizers
 
     def mask_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:

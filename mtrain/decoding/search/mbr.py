@@ -30,8 +30,6 @@ def rank(texts: Sequence[str], metric: Any) -> list[int]:
     occur.
     """
     counts = Counter(texts)
-    if len(counts) == 1:
-        return list(range(len(texts)))
     utility = {
         text: sum(count * metric.sentence_score(text, [other]).score for other, count in counts.items())
         for text in counts

@@ -167,13 +167,6 @@ class Predictor:
             tokens = tokens.gather(1, order)
         return tokens[:, 0], values[:, 0]
 
-    def log_probs(self, logits: Tensor, log_normalizers: Tensor, tokens: Tensor) -> Tensor:
-        """The log-probabilities (N, 1) of one token (N, 1) of each row. The other arguments are as in
-        `topk`."""
-        if not self.low_precision:
-            return logits.gather(1, tokens) - log_normalizers
-        return log_probs_of(self.models[0], self.hidden, logits, log_normalizers, tokens)
-
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""
         if self._repeated is not None and parents is not None:

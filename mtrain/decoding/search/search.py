@@ -9,7 +9,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.batches import position_limit
 from mtrain.decoding.search.beam import Hypothesis, beam_search
 from mtrain.decoding.search.constraints import Constraints
-from mtrain.decoding.search.predictor import Predictor, remaining_sentences
+from mtrain.decoding.search.predictor import Predictor, log_probs_of, remaining_sentences
 from mtrain.decoding.search.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
@@ -110,7 +110,7 @@ def _generate(
                 gained, _, last = predictor.topk(logits, log_normalizers, live, 1)
             else:
                 last = draw(logits, noise[active, :, step].flatten(), constraints.config)[:, None]
-                gained = predictor.log_probs(logits, log_normalizers, last)
+                gained = log_probs_of(predictor.models[0], predictor.hidden, logits, log_normalizers, last)
             last, gained = last[:, 0], gained[:, 0]
         chosen = last.view(-1, rows).masked_fill(~unfinished, model_config.pad_id)
         log_probs += gained.view(-1, rows).masked_fill(~unfinished, 0)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.decoding.alignment import count_words
+from mtrain.decoding.alignment import word_spans
 from mtrain.documents.html import Html
 
 
 def same(text):
     """A translation that is the text itself."""
-    return text, tuple((i, i) for i in range(count_words(text)))
+    return text, tuple((i, i) for i in range(len(word_spans(text))))
 
 
 def reversed_words(text):
@@ -33,7 +33,7 @@ def reversed_words(text):
 def test_what_is_not_to_be_translated_is_kept(kept, text):
     document = Html(f"<p>Run {kept} now</p>")
     assert document.texts == [f"Run {text} now"]
-    words = count_words(text)
+    words = len(word_spans(text))
     translation = " ".join(["Now", *["x"] * words, "run"]), tuple((i, i) for i in range(1, words + 1))
     assert document.with_translations([translation]) == f"<p>Now {kept} run</p>"
 
@@ -178,7 +178,7 @@ def test_no_tag_is_lost_or_added(html, translate, draw):
     def shuffled(text):
         translation, alignment = translate(text)
         kept = [link for link in alignment if draw.random() < 0.7]
-        words = count_words(translation)
+        words = len(word_spans(translation))
         return translation, tuple((i, j) for i, j in kept if j < words)
 
     found = translated(html, shuffled)

@@ -28,7 +28,7 @@ def test_the_text_most_similar_to_the_others_is_chosen(name: str) -> None:
     assert rank(texts, metric)[-1] == 1
     repeated = [texts[1]] * 5 + texts
     assert repeated[rank(repeated, metric)[0]] == texts[1]
-    assert rank(["a", "a"], None) == [0, 1]
+    assert rank(["a", "a"], metric) == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["chrf", "bleu"])
