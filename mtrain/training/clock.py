@@ -167,15 +167,6 @@ class Clock:
         self.spent += seconds
         self._validation, self._around = seconds, list(self._last)
 
-    @property
-    def _validation_steps(self) -> float:
-        """How many steps took as long as the last validation. The next one is assumed to take as many: a
-        slower machine also validates more slowly."""
-        if self._validation is None:
-            recorded = self.plans[-1].validation_steps  # by an earlier process
-            return ASSUMED_COST * self.training.validate_every if recorded is None else recorded
-        return self._validation / fmean(self._around or [self._seconds_per_step])
-
     def _measure(self, seconds: float, left: float) -> None:
         seconds = min(max(seconds, 1e-9), LARGEST_JUMP * self._seconds_per_step)
         kept = math.exp(-seconds / max(MEMORY * left, 1e-9))
@@ -189,8 +180,12 @@ class Clock:
         """A plan for the seconds that are left for training, validation and saving."""
         current, step = self.plans[-1], self.state.step
         each, every = self._seconds_per_step, self.training.validate_every
-        validation_steps = self._validation_steps
-        validation = validation_steps * each
+        # How many steps took as long as the last validation. The next one is assumed to take as many: a
+        # slower machine also validates more slowly.
+        measured = current.validation_steps  # by an earlier process
+        if self._validation is not None:
+            measured = self._validation / fmean(self._around or [each])
+        validation = each * (ASSUMED_COST * every if measured is None else measured)
         # The number of validations, including the last one.
         possible = math.ceil((current.total_steps - step) / every)
         allowance = VALIDATION_SHARE * self.budget - self.spent
@@ -203,9 +198,7 @@ class Clock:
             next_validation = total  # the last one
         if self.is_due:
             next_validation = 0 if affordable == possible else step + math.ceil((total - step) / affordable)
-        is_measured = self._validation is not None or current.validation_steps is not None
-        cost = validation_steps if is_measured else None
-        return Plan(step, current.scheduled_at(step), total, next_validation, self.limits, cost)
+        return Plan(step, current.scheduled_at(step), total, next_validation, self.limits, measured)
 
     def _try_to_write(self, plans: list[Plan], is_late: bool) -> bool:
         """Write all plans, if possible. Returns whether it was. If not, a new plan must not take effect,
