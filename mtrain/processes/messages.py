@@ -11,18 +11,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import mtrain.errors as errors
 
 START = b"mtrain: the worker process has started\n"  # the first line that the parent reads
-
-
-class Answer(NamedTuple):
-    """What a worker process answers."""
-
-    result: Any
-    error: Exception | None = None  # instead of a result
 
 
 def send(pipe: IO[bytes], message: object) -> None:
@@ -58,23 +51,23 @@ def serve() -> None:
     with suppress(EOFError, BrokenPipeError):  # the parent has ended, or closed the pipes
         answers.write(START)
         work, error = _answer(lambda prepare: prepare(), messages)
-        send(answers, Answer(None, error))
+        send(answers, (None, error))
         if error is not None:
             sys.exit(1)
         while True:
             send(answers, _answer(work, messages))
 
 
-def _answer(function: Callable[[Any], Any], messages: IO[bytes]) -> Answer:
+def _answer(function: Callable[[Any], Any], messages: IO[bytes]) -> tuple[Any, Exception | None]:
     """What the function returns or raises for the next message. Raises EOFError if there is none."""
     try:
         message = receive(messages)
     except (ValueError, MemoryError, errors.MtrainError) as error:
-        return Answer(None, _portable(error))
+        return None, _portable(error)
     try:
-        return Answer(function(message))
+        return function(message), None
     except Exception as error:
-        return Answer(None, _portable(error))
+        return None, _portable(error)
 
 
 def _portable(error: Exception) -> Exception:
