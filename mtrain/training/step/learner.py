@@ -176,9 +176,11 @@ class Learner:
         # Checkpoints have the state of this generator, so a resumed run draws the same dropout masks.
         seeds = torch.randint(2**63 - 1, (len(replicas),)).tolist()
         shares = [batches[i :: len(replicas)] for i in range(len(replicas))]
+        for replica, seed in zip(replicas, seeds, strict=True):
+            Dropout.seed(replica, seed)
         jobs = [
-            self.pool.submit(self._forward_backward, replica, share, tokens, seed)
-            for replica, share, seed in zip(replicas, shares, seeds, strict=True)
+            self.pool.submit(self._forward_backward, replica, share, tokens)
+            for replica, share in zip(replicas, shares, strict=True)
         ]
         wait(jobs)  # even if one fails, because the others still write gradients
         sums = torch.stack([job.result() for job in jobs]).sum(0)
@@ -187,11 +189,7 @@ class Learner:
             replica.zero_grad(set_to_none=True)
         return sums
 
-    def _forward_backward(
-        self, model: AnyModel, batches: Sequence[AnyBatch], tokens: int, seed: int | None = None
-    ) -> Tensor:
-        if seed is not None:
-            Dropout.seed(model, seed)
+    def _forward_backward(self, model: AnyModel, batches: Sequence[AnyBatch], tokens: int) -> Tensor:
         total = torch.zeros(2, device=self.device)
         for batch in batches:
             total = total + self._backward(self.loss(model, batch), tokens)
