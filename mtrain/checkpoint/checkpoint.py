@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mtrain.checkpoint.state import ADDED_KEYS, OPTIONAL_KEYS, TrainState
+from mtrain.checkpoint.state import TrainState
 from mtrain.checkpoint.tensors import load_tensors, load_weights
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
@@ -155,11 +155,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     file = folder / "state.json"
     try:
         values = read_json(file)
-        known = TrainState().to_json().keys()
-        if differing := (known ^ values.keys()) - (ADDED_KEYS - values.keys()) - OPTIONAL_KEYS:
-            problem = f"missing or unknown: {', '.join(sorted(differing))}"
+        if unknown := values.keys() - TrainState().to_json().keys():
+            problem = f"unknown: {', '.join(sorted(unknown))}"
             raise ModelError(f"{file}: {problem}; another version of mtrain may have written it")
-        if "cpu" not in values["rng"]:
+        if "cpu" not in values.get("rng", ()):
             raise ModelError(f"{file}: the state of the random generator is missing")
         return Checkpoint(folder, TrainState.from_json(values))
     except (OSError, ValueError, AttributeError, TypeError) as error:

@@ -93,11 +93,12 @@ class TrainState:
         values = asdict(self)
         values.update(zip(_POSITION_KEYS, values.pop("position"), strict=True))
         values["window"] = values.pop("metric_sums")
-        return {key: value for key, value in values.items() if value or key not in OPTIONAL_KEYS}
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainState":
-        """The state with the contents of `state.json`. Raises ValueError or TypeError."""
+        """The state with the contents of `state.json`, some of which earlier versions did not write. Raises
+        ValueError or TypeError."""
         known = {**cls().to_json(), **values}
         known["position"] = dict(zip(Position._fields, map(known.pop, _POSITION_KEYS), strict=True))
         known["metric_sums"] = known.pop("window")
@@ -111,11 +112,3 @@ _VALIDATION_FIELDS = (
     "step", "seconds", "best_step", "best_metric", "best_score", "best_scores", "lowest_nll",
     "best_alignment_layer", "validations_without_improvement", "validation_due",
 )  # fmt: skip
-# Keys that the checkpoints of earlier versions lack.
-ADDED_KEYS = {
-    *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
-    *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
-    *("initial_score", "initial_scores", "best_scores", "lowest_nll", "best_metric"),
-}
-# Keys that are left out if they are empty.
-OPTIONAL_KEYS = {"fixed_shapes", "plan", "data_since"}

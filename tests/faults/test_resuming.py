@@ -192,7 +192,7 @@ def test_09_an_incomplete_checkpoint_is_an_error_if_named_and_skipped_otherwise(
     newest, later = last_checkpoint(run), {"max_steps": 10}
     for part, message in (  # one after the other
         ("cpu", "the state of the random generator is missing"),
-        ("rng", "missing or unknown: rng"),
+        ("rng", "the state of the random generator is missing"),
         ("optimizer.safetensors", "optimizer.safetensors: missing"),
     ):
         remove_part(newest, part)
