@@ -1,7 +1,7 @@
 """Writes the training pairs that the filters keep, and the rejected pairs, as TSV."""
 
 import logging
-from itertools import compress, repeat
+from itertools import compress
 from operator import add, ne
 from typing import IO
 
@@ -128,13 +128,9 @@ def _without_quotes(lines: list[str], name: str, first: int) -> tuple[list[str],
 def _make_readable(texts: list[str], replaced: str) -> tuple[list[str], list[int]]:
     """The texts with spaces in place of the characters `replaced`, and of a CR at the end, which would be
     read as part of the line end; and for each text 1 if it differs, otherwise 0."""
-    if not any(map(str.endswith, texts, repeat("\r"))) and all(
-        character not in text for text in texts for character in replaced
-    ):  # fast path
-        return texts, [0] * len(texts)
-    table = str.maketrans(dict.fromkeys(replaced, " "))
-    readable = [text.translate(table) for text in texts]
-    readable = [text[:-1] + " " if text.endswith("\r") else text for text in readable]
+    readable = [text[:-1] + " " if text.endswith("\r") else text for text in texts]
+    for character in replaced:
+        readable = [text.replace(character, " ") for text in readable]
     return readable, [*map(ne, texts, readable)]
 
 
