@@ -29,11 +29,8 @@ AUTOMATIC = (
     *("training.planned_steps", "training.validation_pairs"),
     *(f"decoding.{key}" for key in ("length_penalty", "no_repeat_ngram")),
 )
-# Keys that mtrain may choose even if the config gives them as null.
-OPEN_IF_NULL = tuple(
-    f"training.{key}"
-    for key in ("learning_rate", "warmup_steps", "encoder_after", "max_steps", "planned_steps")
-)
+# Keys of `training` that mtrain may choose even if the config gives them as null.
+OPEN_IF_NULL = ("learning_rate", "warmup_steps", "encoder_after", "max_steps", "planned_steps")
 
 
 class Choice(NamedTuple):

@@ -14,8 +14,6 @@ RATE = 0.5  # of the peak rate of a new model
 # Of the epochs that are useful for a new model: 42 of 166 for a thousand pairs, 2 of 9 for 20 million;
 # assumed, not measured.
 USEFUL_SHARE = 0.25
-# The keys of the architecture that are chosen, although the initial model has values for them.
-DROPOUT_KEYS = frozenset({"dropout", "activation_dropout"})
 
 
 def plan(size: CorpusSize, budget: Budget) -> tuple[CorpusSize, Budget]:

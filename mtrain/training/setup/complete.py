@@ -172,7 +172,7 @@ def _is_given(config: Config, key: str) -> bool:
     values = getattr(config, section)
     if key == "training.ema_decay" and "average_checkpoints" in config.training.model_fields_set:
         return True
-    if key in OPEN_IF_NULL and getattr(values, name) is None:
+    if section == "training" and name in OPEN_IF_NULL and getattr(values, name) is None:
         return False
     return key != "model.preset" and name in values.model_fields_set
 

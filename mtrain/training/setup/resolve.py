@@ -21,7 +21,6 @@ from mtrain.checkpoint.model_folder import (
 )
 from mtrain.config import recipe
 from mtrain.config.choices import AUTOMATIC, OPEN_IF_NULL
-from mtrain.config.fine_tuning_recipe import DROPOUT_KEYS
 from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import DECODER_KEYS, Architecture
@@ -102,7 +101,7 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
         inherited["data"]["language_tags"] = settings["language_tags"]
     others = {"head", *DECODER_KEYS} if classifies else set()
     if config.model.preset == "auto":
-        others |= DROPOUT_KEYS
+        others |= {"dropout", "activation_dropout"}  # are chosen, too
     kept = Architecture.model_fields.keys() - others
     inherited["model"] = {key: value for key, value in settings["model"].items() if key in kept}
     inherited["model"]["preset"] = config.model.preset  # `auto`: the recipe is yet to be chosen
@@ -234,9 +233,9 @@ def _inherit(config: Config, inherited: Values) -> Config:
     given = config.model_dump(mode="json", exclude_unset=True)
     if config.model.preset == "auto" and "model" in inherited:
         del given["model"]["preset"]
-    for section, key in (name.split(".") for name in OPEN_IF_NULL):
-        if given.get(section, {}).get(key, "") is None:
-            del given[section][key]
+    for key in OPEN_IF_NULL:
+        if given.get("training", {}).get(key, "") is None:
+            del given["training"][key]
     sections = {section: {**values, **given.get(section, {})} for section, values in inherited.items()}
     return validate(Config, {**given, **sections}, "the config")
 
