@@ -103,22 +103,17 @@ class _YamlDumper(yaml.SafeDumper):
     """Quotes every string that YAML 1.1 or 1.2 would read as another type, so that all readers agree."""
 
 
-class _FastDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """The same with libyaml if PyYAML includes it. It escapes more characters, such as emoji."""
-
-
 def _represent_text(dumper: yaml.representer.BaseRepresenter, text: str) -> yaml.ScalarNode:
     breaks = any(c in text for c in "\x85\u2028\u2029")  # line breaks in YAML 1.1
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
 
 
 for _tag, _pattern in _CORE_SCHEMA.items():
-    for _class in (_YamlLoader, _YamlDumper, _FastDumper):
+    for _class in (_YamlLoader, _YamlDumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
 # YAML 1.2 reads "010" as ten, PyYAML's own constructor as octal eight.
 _YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
-for _dumper in (_YamlDumper, _FastDumper):
-    _dumper.add_representer(str, _represent_text)
+_YamlDumper.add_representer(str, _represent_text)
 
 
 def parse_document(text: str) -> Document:
@@ -213,8 +208,8 @@ def to_yaml(section: Section, exclude_unset: bool = False) -> str:
 
 def dump_yaml(values: dict[str, Any]) -> str:
     """A mapping of what JSON can represent as YAML that `parse_yaml` reads back."""
-    text: str = yaml.dump(values, Dumper=_FastDumper, **_STYLE)
-    return yaml.dump(values, Dumper=_YamlDumper, **_STYLE) if "\\" in text else text
+    text: str = yaml.dump(values, Dumper=_YamlDumper, **_STYLE)
+    return text
 
 
 def to_yaml_line(value: Any) -> str:
