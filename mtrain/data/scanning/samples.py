@@ -48,10 +48,7 @@ def sample_block(block: Block, corpus: int, seed: int, threshold: int) -> BlockS
 
 def _to_lines(texts: list[str]) -> bytes:
     """The texts as lines. Text has no NUL, but a field of JSON may have a line end."""
-    lines = "\n".join([*texts, ""])
-    if lines.count("\n") > len(texts):
-        lines = "\n".join([*(text.replace("\n", "\0") for text in texts), ""])
-    return lines.encode()
+    return "".join(text.replace("\n", "\0") + "\n" for text in texts).encode()
 
 
 class TextSample:
