@@ -65,7 +65,7 @@ def check(
         require_metrics(loaded)
     except UsageError as error:
         log.warning("mtrain fit will need a package: %s", error)
-    require_usable(findings, loaded.data)
+    require_usable(findings)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))
 

@@ -229,7 +229,7 @@ def _lines_of_set(findings: Findings, name: str) -> Iterator[str]:
         yield f"  unreadable: {counts.bad - len(places):,} more"
 
 
-def require_usable(findings: Findings, data: DataConfig) -> None:
+def require_usable(findings: Findings) -> None:
     """Raise DataError if no pair of a set can be used."""
     for name, counts in findings.sets.items():
         if counts.usable:
