@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from mtrain.checkpoint.model_folder import Loaded, load_any_model, save_model_folder
+from mtrain.checkpoint.model_folder import Loaded, differing_settings, load_any_model, save_model_folder
 from mtrain.checkpoint.model_info import Origin, describe_ancestor, name_of, new_info
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
@@ -33,7 +33,10 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     ancestors = [describe_ancestor(paths[0], first.fingerprint)]
     for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
         other = load_any_model(path)
-        if differing := _differing_settings(first._replace(config=config), other):
+        differing = differing_settings(first._replace(config=config), other)
+        if not differing and _architecture(first) != _architecture(other):
+            differing = "model settings"
+        if differing:
             reason = f"its {differing} are not the same as in {paths[0]}"
             raise ModelError(f"{path}: {reason}; only models that share them can be averaged")
         for key in ("source_lang", "target_lang"):
@@ -46,17 +49,6 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     info = new_info(name_of(out), Origin(kind="averaged", ancestors=ancestors))
     save_model_folder(out, write_weights, to_yaml(config), first.tokenizer, info, is_new=True)
     return config
-
-
-def _differing_settings(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str:
-    """Which of the settings that averaged models must share differ; empty if none does."""
-    if not first.config.direction.agrees_with(other.config.direction):
-        return "languages"
-    if first.config.language_tags != other.config.language_tags:
-        return "language tags"
-    if first.tokenizer.fingerprint != other.tokenizer.fingerprint:
-        return "vocabularies"
-    return "model settings" if _architecture(first) != _architecture(other) else ""
 
 
 def _architecture(loaded: Loaded[AnyModel]) -> dict[str, Any]:

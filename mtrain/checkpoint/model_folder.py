@@ -19,7 +19,7 @@ from mtrain.checkpoint.model_info import (
     write_info,
 )
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
-from mtrain.config.load import override, read_config, validate
+from mtrain.config.load import read_config, validate, with_overrides
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.build import AnyModel
@@ -96,17 +96,21 @@ def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[L
     cannot decode together."""
     loaded = [load_model(folder, overrides) for folder in folders]
     for (path, first), (folder, other) in combinations(zip(folders, loaded, strict=True), 2):
-        if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
-            raise ModelError(f"{folder}: its vocabulary is not the same as in {path}; an ensemble shares one")
-        if first.config.language_tags != other.config.language_tags:
-            found = f"is {other.config.language_tags}, but {first.config.language_tags} in {path}"
-            cure = "the models of an ensemble must have the same"
-            raise ModelError(f"{folder}: language_tags {found}; {cure}")
-        ours, theirs = first.config.direction, other.config.direction
-        if not ours.agrees_with(theirs):
-            found = f"translates {theirs}, but {path} {ours}"
-            raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")
+        if differing := differing_settings(first, other):
+            reason = f"its {differing} are not the same as in {path}"
+            raise ModelError(f"{folder}: {reason}; the models of an ensemble must share them")
     return loaded
+
+
+def differing_settings(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str:
+    """Which of the settings differ that models have in common if they translate together, with the values;
+    empty if none does."""
+    ours, theirs = first.config, other.config
+    if not ours.direction.agrees_with(theirs.direction):
+        return f"languages ({theirs.direction}, not {ours.direction})"
+    if ours.language_tags != theirs.language_tags:
+        return f"language tags ({theirs.language_tags}, not {ours.language_tags})"
+    return "vocabularies" if first.tokenizer.fingerprint != other.tokenizer.fingerprint else ""
 
 
 def require_translation(path: Path, config: ModelFolderConfig) -> None:
@@ -183,12 +187,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
     config, tokenizer = _read_settings(path, in_run)
-    raw = config.model_dump(mode="json")
-    for assignment in overrides:
-        if not assignment.startswith("decoding."):
-            raise UsageError(f"--set {assignment}: only decoding.* can be set for a trained model")
-        raw = override(raw, assignment)
-    config = validate(ModelFolderConfig, raw, "--set")
+    config = with_overrides(config, overrides, "decoding.", known="decoding.*")
     architecture = config.model
     sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
     if sizes != (architecture.source_vocab_size, architecture.target_vocab_size):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from mtrain.config.extends import find_origin, kinds_of_corpus, merge, read_chain
 from mtrain.config.messages import Keys, explain
-from mtrain.config.schema import Config
+from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.section import Section
 from mtrain.config.sections.decoding import AUTO_BATCH_TOKENS
 from mtrain.config.yaml_io import YamlError, parse_yaml, read_yaml_file
@@ -82,6 +82,19 @@ def override(raw: Any, assignment: str) -> Any:
         raise UsageError(f"--set {assignment}: the value is not valid YAML: {error}") from None
     except LookupError as error:
         raise UsageError(f"--set {assignment}: {error.args[0]}") from None
+
+
+def with_overrides(
+    config: ModelFolderConfig, overrides: Sequence[str], *prefixes: str, known: str
+) -> ModelFolderConfig:
+    """The settings of a model with `key=value` of `overrides`. Raises UsageError if one of them is invalid or
+    begins with none of the `prefixes`, which the message calls `known`."""
+    raw = config.model_dump(mode="json")
+    for assignment in overrides:
+        if not assignment.startswith(prefixes):
+            raise UsageError(f"--set {assignment}: only {known} can be set for a trained model")
+        raw = override(raw, assignment)
+    return validate(ModelFolderConfig, raw, "--set")
 
 
 def _replaced(

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from mtrain.checkpoint.model_card import stated_license, write_card
 from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
-from mtrain.config.load import override, validate
+from mtrain.config.load import validate, with_overrides
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.sections.model import ModelConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.search.constraints import check_forbidden_ids
-from mtrain.errors import ModelError, UsageError
+from mtrain.errors import ModelError
 from mtrain.interop.bergamot.read import convert_native, native_weights
 from mtrain.interop.generation_config import decoding_from_generation
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
@@ -127,13 +127,8 @@ def _stated_license(folder: Path) -> str | None:
 def _with_overrides(config: ModelFolderConfig, overrides: Sequence[str]) -> ModelFolderConfig:
     """The config with other decoding settings, languages and normalization."""
     keys = ["source_lang", "target_lang", *(["normalizes_punctuation"] if config.languages else [])]
-    raw = config.model_dump(mode="json")
-    for assignment in overrides:
-        if not assignment.startswith(("decoding.", *(f"{key}=" for key in keys))):
-            known = f"decoding.*, {', '.join(keys[:-1])} and {keys[-1]}"
-            raise UsageError(f"--set {assignment}: only {known} can be set")
-        raw = override(raw, assignment)
-    changed = validate(ModelFolderConfig, raw, "--set")
+    known = f"decoding.*, {', '.join(keys[:-1])} and {keys[-1]}"
+    changed = with_overrides(config, overrides, "decoding.", *(f"{key}=" for key in keys), known=known)
     check_forbidden_ids(changed.decoding, changed.model.target_vocab_size)
     return changed
 

@@ -282,7 +282,7 @@ def test_an_ensemble_has_the_same_tags(both, tmp_path, raw):
     config |= {"tokenizer": {"path": str(both)}, "training": {**config["training"], "max_steps": 4}}
     config["model"] |= yaml.safe_load((both / "config.yaml").read_text())["model"]
     fit(validate(Config, config, "test"), device="cpu")
-    with pytest.raises(ModelError, match="language_tags is none, but target in"):
+    with pytest.raises(ModelError, match=r"its language tags \(none, not target\) are not the same as in"):
         Translator.load(both, "cpu", ensemble=[tmp_path / "run"])
 
 

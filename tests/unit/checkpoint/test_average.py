@@ -68,14 +68,21 @@ def test_unknown_languages_and_regions_do_not_prevent_an_average(mtrain, run_dir
 def test_a_model_of_unknown_languages_does_not_join_those_of_others(mtrain, relative, tmp_path):
     models = [relative(1, {"source_lang": "und"}), relative(2), relative(3, {"source_lang": "fr"})]
     code, _, err = mtrain("average", *models, "-o", tmp_path / "mean")
-    assert code == 4 and f"{models[2]}: its languages are not the same" in one_line(err)
+    assert code == 4 and f"{models[2]}: its languages (fr-de, not en-de) are not the same" in one_line(err)
     code, _, err = mtrain("translate", models[0], "x", "--ensemble", models[1], "--ensemble", models[2])
-    assert code == 4 and f"{models[2]}: translates fr-de, but {models[1]} en-de" in one_line(err)
+    assert (
+        code == 4
+        and f"{models[2]}: its languages (fr-de, not en-de) are not the same as in {models[1]}"
+        in one_line(err)
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "differing"),
-    [({"target_lang": "fr"}, "languages"), ({"language_tags": "target"}, "language tags")],
+    [
+        ({"target_lang": "fr"}, "languages (en-fr, not en-de)"),
+        ({"language_tags": "target"}, "language tags (target, not none)"),
+    ],
 )
 def test_models_of_other_languages_are_not_averaged(mtrain, run_dir, relative, tmp_path, settings, differing):
     code, _, err = mtrain("average", run_dir, relative(1, settings), "-o", tmp_path / "mean")

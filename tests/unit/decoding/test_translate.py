@@ -413,7 +413,7 @@ def test_models_of_an_ensemble_must_have_the_same_vocabulary(
         (folder / "tokenizer/joint.model").write_bytes(model + b"\x82\x7d\x00")  # an unknown field
 
     write_folder(other, fill)
-    with pytest.raises(ModelError, match="its vocabulary is not the same as in"):
+    with pytest.raises(ModelError, match="its vocabularies are not the same as in"):
         Translator.load(run_dir, "cpu", ensemble=[other])
 
 
@@ -436,7 +436,11 @@ def test_models_of_an_ensemble_must_translate_in_the_same_direction(run_dir: Pat
 
     other = shutil.copytree(run_dir / "model", tmp_path / "other")
     text = (other / "config.yaml").read_text()
-    for language, message in (("fr", "translates fr-de, but .* en-de"), ("en-GB", ""), ("und", "")):
+    for language, message in (
+        ("fr", r"its languages \(fr-de, not en-de\) are not the same as in .*; the models of an ensemble"),
+        ("en-GB", ""),
+        ("und", ""),
+    ):
         (other / "config.yaml").write_text(text.replace("source_lang: en", f"source_lang: {language}"))
         (other / "manifest.json").unlink()
         write_manifest(other)
