@@ -14,10 +14,9 @@ from pydantic import BaseModel
 
 from mtrain.checkpoint import model_info
 from mtrain.checkpoint.model_card import record_test_scores
-from mtrain.config.languages import changed_bleu_tokenizers
 from mtrain.errors import MtrainError
 from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
-from mtrain.evaluation.metrics import MetricScore, make_metrics, without_blank
+from mtrain.evaluation.metrics import MetricScore, make_metrics
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import MANIFEST, sha256, sha256_of_json
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE = "test_scores.json"
+_SCORING = 1  # the version of translation and scoring; scores by another version are not used again
 
 
 class Result(NamedTuple):
@@ -50,15 +50,7 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[Result]
     """
     tests = configured_test_sets(run_dir)
     settings = translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"})
-    languages = [test.target_lang(translator.target_lang) or "" for test in tests]
-    # Records of earlier versions have no direction.
-    described = [test if test.direction else test[:-1] for test in tests]
-    determined_by = [translator.fingerprint, settings, described]
-    if any(without_blank(test.references) != test.references for test in tests):
-        determined_by.append("blank references are missing")  # they were empty translations before
-    if changed := changed_bleu_tokenizers(languages):
-        determined_by.append(changed)
-    key = sha256_of_json(determined_by)
+    key = sha256_of_json([_SCORING, translator.fingerprint, settings, tests])
     record = _read(run_dir)
     if record is not None and record.key == key:
         results = record.sets
