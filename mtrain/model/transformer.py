@@ -351,8 +351,7 @@ class Encoder(nn.Module):
         self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
         self.learned_positions = make_learned_positions(config)
         self.embed = Embed(config)
-        layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.encoder = layers  # type: ignore[assignment]
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))  # type: ignore[assignment]
         self.encoder_norm = make_final_norm(config)
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
@@ -388,8 +387,7 @@ class Transformer(Encoder):
         self.output_weight = nn.Parameter(torch.empty(vocab, width)) if tie == "none" else None
         self.output_bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
         self.learned_target_positions = make_learned_positions(config)
-        layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.decoder = layers  # type: ignore[assignment]
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))  # type: ignore[assignment]
         self.decoder_norm = make_final_norm(config)
         initialize(self)
         if self.output_weight is not None:
