@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import regex
 
 from mtrain.tokenizer.code_points import code_points
-from mtrain.tokenizer.rows import Indices
 from mtrain.tokenizer.vocabulary import SPACE, make_normalizer
 
 LONGEST = 16  # characters of a piece: the default of SentencePiece
@@ -28,6 +28,7 @@ _SEPARATORS = np.array([ord(character) for character in "\0\t\n\r\x1f\u2585"])
 # Digits of a script, such as Thai ones, or other characters. SentencePiece separates digits only from letters
 # of another script, such as ASCII digits from Latin letters.
 _RUN = regex.compile(rf"(?V1){SPACE}?[\p{{Nd}}&&\P{{Script=Common}}]+|[\P{{Nd}}||\p{{Script=Common}}]+")
+Integers = npt.NDArray[np.int64]
 
 
 def write_seeds(sentences: Iterable[str], normalization: str, count: int, file: Path) -> None:
@@ -71,7 +72,7 @@ def _choose(words: Counter[str]) -> dict[str, int]:
     return dict(list(words.items())[::step])
 
 
-def _find_repeated(letters: Indices, weights: Indices) -> Iterator[tuple[Indices, Indices, Indices]]:
+def _find_repeated(letters: Integers, weights: Integers) -> Iterator[tuple[Integers, Integers, Integers]]:
     """Yield the strings of each length up to `LONGEST` that occur at least twice in a text of `letters`: one
     place of each, their counts and their lengths. The string at a place is counted with its weight."""
     size = int(letters.max(initial=0)) + 1
