@@ -176,12 +176,10 @@ class Learner:
         # Checkpoints have the state of this generator, so a resumed run draws the same dropout masks.
         seeds = torch.randint(2**63 - 1, (len(replicas),)).tolist()
         shares = [batches[i :: len(replicas)] for i in range(len(replicas))]
-        for replica, seed in zip(replicas, seeds, strict=True):
+        jobs = []
+        for replica, share, seed in zip(replicas, shares, seeds, strict=True):
             Dropout.seed(replica, seed)
-        jobs = [
-            self.pool.submit(self._forward_backward, replica, share, tokens)
-            for replica, share in zip(replicas, shares, strict=True)
-        ]
+            jobs.append(self.pool.submit(self._forward_backward, replica, share, tokens))
         wait(jobs)  # even if one fails, because the others still write gradients
         sums = torch.stack([job.result() for job in jobs]).sum(0)
         for replica in replicas[1:]:
