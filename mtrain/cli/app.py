@@ -76,7 +76,7 @@ def _root(context: typer.Context, version: _Version = False) -> None:
         raise UsageError(f"mtrain {name} does not share its work among processes; run it without torchrun")
 
 
-_commands: Any = typer.main.get_command(app)  # once, for programs that run several in one process
+_commands: Any = typer.main.get_command(app)  # built once: a program may run several commands
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -118,6 +118,8 @@ def _describe(error: Exception) -> tuple[str, int]:
     cause = error.__context__
     if isinstance(error, RuntimeError) and isinstance(cause, OSError) and cause.errno == errno.ELOOP:
         error = cause  # as `Path.resolve` reports links in a circle
+    if isinstance(error, typer.Abort) and isinstance(cause, EOFError):
+        error = cause
     if is_out_of_memory(error):
         return "out of memory; lower data.max_length in a new run, or decoding.batch_tokens to translate", 8
     if isinstance(error, OSError):
