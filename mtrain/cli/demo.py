@@ -46,7 +46,7 @@ def demo(
     run = Path(config.run_dir)
     translator = load_translator(run, device, ())
     translations = [best.text for best in translator.translate(SENTENCES)]
-    bleu = next(score_test_sets(run, translator)).scores[0]
+    [[bleu, *_], *_] = [test.scores for test in score_test_sets(run, translator)]
     with open_stdout() as out:
         for sentence, translation in zip(SENTENCES, translations, strict=True):
             print(f"{sentence}  ->  {translation}", file=out)
