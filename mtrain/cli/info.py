@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.filesize import decimal
 from typer import Argument, Option
 
 from mtrain.cli.console.options import Json
@@ -202,6 +201,8 @@ def _decoding(settings: "DecodingConfig") -> str:
 
 
 def _files(files: "Files") -> Rows:
+    from rich.filesize import decimal
+
     state = "damaged" if files.damage else "verified"
     rows = [["files", f"{files.number}, {decimal(files.size)}, {state}"]]
     hashes = {"model": files.fingerprint, "tokenizer": files.tokenizer}
