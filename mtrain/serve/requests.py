@@ -51,7 +51,9 @@ async def read_fields(request: Request, char_limit: int) -> dict[str, Any]:
             fields = json.loads(body or b"{}")
     except TimeoutError:
         raise HTTPException(408, "the body of the request did not arrive in time") from None
-    except (ValueError, RecursionError, ClientDisconnect, MultiPartException):
+    except MultiPartException as error:
+        raise HTTPException(400, error.message) from None
+    except (ValueError, RecursionError, ClientDisconnect):
         fields = None
     if not isinstance(fields, dict):
         form = f"a form of at most {max_fields} fields"
