@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from mtrain.checkpoint.model_folder import Loaded, differing_settings, load_any_model, save_model_folder
+from mtrain.checkpoint.model_folder import Loaded, disagreement, load_any_model, save_model_folder
 from mtrain.checkpoint.model_info import Origin, describe_ancestor, name_of, new_info
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
@@ -33,11 +33,11 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     ancestors = [describe_ancestor(paths[0], first.fingerprint)]
     for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
         other = load_any_model(path)
-        differing = differing_settings(first._replace(config=config), other)
+        differing = disagreement(first._replace(config=config), other)
         if not differing and _architecture(first) != _architecture(other):
             differing = "model settings"
         if differing:
-            reason = f"its {differing} are not the same as in {paths[0]}"
+            reason = f"its {differing} are not the same as in the models before it"
             raise ModelError(f"{path}: {reason}; only models that share them can be averaged")
         for key in ("source_lang", "target_lang"):
             if getattr(config, key) == "und":

@@ -96,15 +96,15 @@ def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[L
     cannot decode together."""
     loaded = [load_model(folder, overrides) for folder in folders]
     for (path, first), (folder, other) in combinations(zip(folders, loaded, strict=True), 2):
-        if differing := differing_settings(first, other):
+        if differing := disagreement(first, other):
             reason = f"its {differing} are not the same as in {path}"
             raise ModelError(f"{folder}: {reason}; the models of an ensemble must share them")
     return loaded
 
 
-def differing_settings(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str:
-    """Which of the settings differ that models have in common if they translate together, with the values;
-    empty if none does."""
+def disagreement(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str:
+    """Which of the settings that models of an ensemble or an average must share are not the same, with their
+    values if they are short; empty if all are."""
     ours, theirs = first.config, other.config
     if not ours.direction.agrees_with(theirs.direction):
         return f"languages ({theirs.direction}, not {ours.direction})"
