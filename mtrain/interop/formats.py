@@ -1,4 +1,4 @@
-"""The models that each format of `mtrain export` supports."""
+"""The models that each format of `mtrain export` supports, and the lengths in exported models."""
 
 import importlib
 from types import ModuleType
@@ -147,7 +147,7 @@ def with_positions(loaded: LoadedModel) -> ModelConfig:
     """The settings of a model with as many positions as its longest translation has tokens. Learned positions
     are kept."""
     model = loaded.model.config
-    positions = max(model.max_positions, MIN_POSITIONS, longest_output(loaded))
+    positions = max(model.max_positions, MIN_POSITIONS, loaded.config.max_length, longest_output(loaded))
     return model if model.positions == "learned" else model.model_copy(update={"max_positions": positions})
 
 
