@@ -174,13 +174,15 @@ def test_08_sampled_segmentations_of_an_earlier_version_restart_the_epoch(make_c
 
 
 def remove_part(folder: Path, part: str) -> None:
-    """Remove a part of a checkpoint; if it is a part of the state, rewrite the manifest to match."""
+    """Remove a part of a checkpoint, or add "novel" to its state; the manifest matches the state."""
     if part.endswith(".safetensors"):
         (folder / part).unlink()
         return
     state = json.loads((folder / "state.json").read_text())
     if part == "cpu":
         del state["rng"]["cpu"]
+    elif part == "novel":
+        state["novel"] = 1
     else:
         del state[part]
     (folder / "state.json").write_text(json.dumps(state))
@@ -193,6 +195,7 @@ def test_09_an_incomplete_checkpoint_is_an_error_if_named_and_skipped_otherwise(
     for part, message in (  # one after the other
         ("cpu", "the state of the random generator is missing"),
         ("rng", "the state of the random generator is missing"),
+        ("novel", "unknown: novel; another version of mtrain may have written it"),
         ("optimizer.safetensors", "optimizer.safetensors: missing"),
     ):
         remove_part(newest, part)
