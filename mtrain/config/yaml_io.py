@@ -208,8 +208,7 @@ def to_yaml(section: Section, exclude_unset: bool = False) -> str:
 
 def dump_yaml(values: dict[str, Any]) -> str:
     """A mapping of what JSON can represent as YAML that `parse_yaml` reads back."""
-    text: str = yaml.dump(values, Dumper=_YamlDumper, **_STYLE)
-    return text
+    return str(yaml.dump(values, Dumper=_YamlDumper, **_STYLE))
 
 
 def to_yaml_line(value: Any) -> str:

@@ -66,8 +66,8 @@ def best_layer(
     `sources` and `targets` are token ids without EOS; `attention[layer][pair]` (T, S or more) is from target
     to source tokens. The alignment comes from IBM model 1 (Brown et al., "The Mathematics of Statistical
     Machine Translation", 1993), estimated on the pairs; no reference alignments are needed. The agreement of
-    a layer is the sum of the probabilities under that model of the source tokens that each target token
-    attends to most. No sentence may be empty.
+    a layer is the probability under that model of the source token that a target token attends to most,
+    summed over the target tokens. No sentence may be empty.
     """
     posteriors = _ibm_model_1(sources, targets)
     agreements = np.zeros(len(attention))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE = "test_scores.json"
-_SCORING = 1  # the version of translation and scoring; scores by another version are not used again
+_SCORING = 1  # to be increased when mtrain translates or scores otherwise; older scores are not used again
 
 
 class Result(NamedTuple):

@@ -101,7 +101,7 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
         inherited["data"]["language_tags"] = settings["language_tags"]
     others = {"head", *DECODER_KEYS} if classifies else set()
     if config.model.preset == "auto":
-        others |= {"dropout", "activation_dropout"}  # are chosen, too
+        others |= {"dropout", "activation_dropout"}  # the recipe chooses these, too
     kept = Architecture.model_fields.keys() - others
     inherited["model"] = {key: value for key, value in settings["model"].items() if key in kept}
     inherited["model"]["preset"] = config.model.preset  # `auto`: the recipe is yet to be chosen
