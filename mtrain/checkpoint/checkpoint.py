@@ -174,10 +174,14 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
     load_weights(model, checkpoint.folder / WEIGHTS)
     file = checkpoint.folder / MOMENTS
     tensors, device = load_tensors(file), next(model.parameters()).device
+    groups = [group for group in optimizer.param_groups if group["is_orthogonal"]]
+    orthogonal = {id(parameter) for group in groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # frozen parameters have no moments
             continue
         shapes = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+        if id(parameter) in orthogonal:  # see `Muon`
+            shapes = {"exp_avg": parameter.shape}
         for key, shape in shapes.items():
             found = tensors.get(f"{key}.{name}")
             if found is None or found.shape != shape or not found.is_floating_point():

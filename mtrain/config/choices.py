@@ -14,6 +14,7 @@ from mtrain.config.recipe import (
     useful_tokens,
     warmup,
 )
+from mtrain.config.schema import Config
 from mtrain.config.sections.presets import SIZES
 
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
@@ -26,7 +27,7 @@ AUTOMATIC = (
     "tokenizer.vocab_size",
     *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
     *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
-    *("training.planned_steps", "training.validation_pairs"),
+    *("training.optimizer", "training.planned_steps", "training.validation_pairs"),
     *(f"decoding.{key}" for key in ("length_penalty", "no_repeat_ngram")),
 )
 # Keys of `training` that mtrain may choose even if the config gives them as null.
@@ -39,6 +40,14 @@ class Choice(NamedTuple):
     key: str
     value: int | float | str
     reason: str
+
+
+def suits_muon(config: Config, budget: Budget) -> bool:
+    """Whether Muon should train a model: only where it was measured (docs/experiments/automatic-recipe.md,
+    "Muon"), in runs of new translation models with `norm: pre` on a CPU that the clock ends."""
+    model, is_new = config.model, config.training.init_from is None
+    suits_model = is_new and model.norm == "pre" and not model.is_classifier
+    return suits_model and budget.by_clock and budget.device == CPU
 
 
 def choose_training(

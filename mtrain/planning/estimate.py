@@ -25,7 +25,9 @@ from mtrain.training.step.optimizer import freeze
 # Times that a byte of the activations is read or written outside of matrix products: it is written and read
 # in the forward pass, and read in the backward pass, which writes a gradient of the same size. Assumed.
 ACTIVATION_PASSES = 4
-OPTIMIZER_NUMBERS = 8  # fp32 numbers that AdamW reads and writes for each parameter, with the gradient norm
+# fp32 numbers that AdamW reads and writes for each parameter, with the gradient norm. That Muon takes longer,
+# and keeps one moment instead of two, is ignored.
+OPTIMIZER_NUMBERS = 8
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def test_05_a_damaged_checkpoint_is_detected_and_the_one_before_it_is_used(make_
     [
         pytest.param(3, 1, {}, marks=pytest.mark.slow),
         (3, 2, {"ema_decay": 0.9}),
+        (5, 2, {"optimizer": "muon"}),
         pytest.param(5, 1, {"average_checkpoints": 3}, marks=pytest.mark.slow),
         pytest.param(8, 2, {"average_checkpoints": 3}, marks=pytest.mark.slow),
         pytest.param(5, 2, {"precision": "bf16"}, marks=pytest.mark.slow),

@@ -26,10 +26,11 @@ from tests.support.training import (
 )
 
 
-def test_15_a_step_that_is_not_finite_changes_nothing(parts):
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_15_a_step_that_is_not_finite_changes_nothing(parts, name):
     config, model, data, tokenizer = parts
     model = Poisoned(model.float())
-    learner = Learner(model, config.training)
+    learner = Learner(model, config.training.model_copy(update={"optimizer": name}))
     optimizer = learner.optimizer
     batch = batches_of([[0, 1, 2]], data, tokenizer)
     for poison in (False, True, False):

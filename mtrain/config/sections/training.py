@@ -68,6 +68,11 @@ class TrainingConfig(Section):
         "a new model with `norm: post`, the smallest of twice the warm-up, 1,000 and a quarter of the steps; "
         "otherwise 0",
     )
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="muon: Muon for the weight matrices of the layers, and AdamW for all other parameters; "
+        "fewer steps are needed, each of which takes longer",
+    )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"
     )

@@ -276,7 +276,8 @@ class GraphLearner(Learner):
     def _moments(self) -> list[list[Tensor]]:
         """The state of the optimizer: for each quantity, the tensors of all parameters."""
         states = self.optimizer.state.values()
-        return [[state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")]
+        names = "step", "exp_avg", "exp_avg_sq"  # Muon has one of them
+        return [[state[name] for state in states if name in state] for name in names]
 
     def _result(self, graph: _Graph, work: Work) -> Tensor:
         """What work computes: loss, nll and gradient norm, and after an update the norms of the weights and

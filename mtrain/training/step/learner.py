@@ -63,12 +63,12 @@ class Learner:
 
     def __init__(self, model: AnyModel, training: TrainingConfig, workers: int = 1):
         self.model, self.training = model, training
-        self.optimizer = make_optimizer(model, training)
         self.device = next(model.parameters()).device
         self.precision = resolve_precision(self.device, training.precision)
         self.loss_scaler = LossScaler(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
         self.pool = thread_pool(workers)
+        self.optimizer = make_optimizer(model, training, self.precision, workers, self.pool)
         self.dropout_key: Tensor | None = None  # (1,) int32, of the current micro-batch
         if self.device.type == "cuda":
             self.dropout_key = torch.zeros(1, dtype=torch.int32, device=self.device)

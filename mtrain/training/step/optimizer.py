@@ -1,6 +1,7 @@
 """The optimizer, loss scaling for fp16, and which parameters are trained."""
 
 import re
+from concurrent.futures import Executor
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from mtrain.config.sections.training import ModelPart, TrainingConfig
 from mtrain.errors import UsageError
+from mtrain.training.step.muon import Muon
 
 
 class LossScaler:
@@ -45,23 +47,39 @@ class LossScaler:
             self.finite_steps.mul_(1 - grow)
 
 
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices, embeddings included, but not to
-    biases and norms, as in nanoGPT."""
+def make_optimizer(
+    model: nn.Module,
+    config: TrainingConfig,
+    precision: str = "fp32",
+    workers: int = 1,
+    pool: Executor | None = None,
+) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019), with Muon for the matrices of layers if so configured. Weight decay
+    applies to matrices, embeddings included, but not to biases and norms, as in nanoGPT. For the other
+    arguments, see `Muon`."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    is_muon = config.optimizer == "muon"
+    in_layers = {id(p) for n, p in model.named_parameters() if is_muon and re.match(r"(en|de)coder\.", n)}
     # Only with `encoder_after`, the encoder is trained at other rates.
     encoder = {id(p) for p in parameters_of(model, "encoder")} if config.encoder_after else set[int]()
     groups: list[dict[str, Any]] = []
     for is_encoder in (False, True):
         own = [p for p in parameters if (id(p) in encoder) == is_encoder]
         matrices, others = [p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]
-        for group, decay in ((matrices, config.weight_decay), (others, 0.0)):
-            if group:
-                groups.append({"params": group, "weight_decay": decay, "is_encoder": is_encoder})
+        for parts, decay, is_orthogonal in (
+            ([p for p in matrices if id(p) not in in_layers], config.weight_decay, False),
+            (others, 0.0, False),
+            ([p for p in matrices if id(p) in in_layers], config.weight_decay, True),
+        ):
+            options = {"weight_decay": decay, "is_encoder": is_encoder, "is_orthogonal": is_orthogonal}
+            groups += [{"params": parts, **options}] if parts else []
     # On these devices, fused optimizers are known to skip steps; see `step_unless`.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     # Each step sets the learning rate.
-    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=1e-9, fused=fused)
+    common: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "eps": 1e-9, "fused": fused}
+    return (
+        Muon(groups, precision, workers, pool, **common) if is_muon else torch.optim.AdamW(groups, **common)
+    )
 
 
 # How the names of the parameters of each part of `training.freeze` begin, as regular expressions.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.choices import AUTOMATIC, OPEN_IF_NULL
 from mtrain.config.load import validate
-from mtrain.config.recipe import GPU, CorpusSize, assumed_speed
+from mtrain.config.recipe import CPU, GPU, CorpusSize, assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.sections.presets import PRESETS, SIZES, STUDENTS
 from mtrain.config.sections.training import TrainingConfig
@@ -151,6 +151,34 @@ def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
     sizes = {f"model.{key}" for key in SIZES}
     other = {"training.max_steps", "model.preset"}
     assert chosen - other | sizes | {"tokenizer.vocab_size"} == set(AUTOMATIC)
+
+
+@pytest.mark.parametrize(
+    ("sections", "device", "optimizer"),
+    [
+        ({"training": {"max_minutes": 10.0}}, CPU, "muon"),
+        ({"training": {"max_minutes": 10.0, "optimizer": "adamw"}}, CPU, "adamw"),
+        ({"training": {"max_minutes": 10.0}, "model": {"preset": "auto", "norm": "post"}}, CPU, "adamw"),
+        ({"training": {"max_minutes": 10.0}}, GPU, "adamw"),
+        ({"training": {"max_minutes": 10.0, "max_steps": 100}}, CPU, "adamw"),
+        ({"training": {"max_steps": 100}}, CPU, "adamw"),
+        ({"training": {"optimizer": "muon", "max_steps": 100}}, CPU, "muon"),
+        ({}, CPU, "adamw"),
+    ],
+)
+def test_muon_trains_the_models_with_which_it_was_measured(sections, device, optimizer):
+    """The speed is measured with it."""
+    work, timed = workload(), set()
+
+    def speed(sized: Config) -> Speed:
+        timed.add(sized.training.optimizer)
+        return work.speed(sized)
+
+    planned, choices = choose_values(config(**sections), work._replace(device=device, speed=speed))
+    assert planned.training.optimizer == optimizer and timed <= {optimizer}
+    given = sections.get("training", {}).get("optimizer")
+    chosen = [choice.value for choice in choices if choice.key == "training.optimizer"]
+    assert chosen == ["muon"] * (optimizer == "muon" and given is None)
 
 
 def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():

@@ -54,6 +54,8 @@ def train(parts, ranks: Ranks, shares, steps: int, kind="cpu", **recipe) -> dict
     [
         (torch.float64, 5, {"ema_decay": 0.9, "encoder_after": 3}),
         pytest.param(torch.float32, 5, {"clip_norm": 1.0}, marks=pytest.mark.slow),
+        pytest.param(torch.float64, 5, {"optimizer": "muon"}, marks=pytest.mark.slow),
+        (torch.float64, 5, {"optimizer": "muon", "weight_decay": 0.1, "parallel": "fsdp"}),
         pytest.param(
             torch.float64,
             5,

@@ -127,6 +127,7 @@ same = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9, check_dtype=Fal
         ({}, {"positions": "rotary", "activation": "swiglu"}),
         ({}, {"alignment_head": True, "dropout": 0.3}),
         ({"encoder_after": 2, "clip_norm": 0.5}, {"dropout": 0.3}),
+        ({"optimizer": "muon", "weight_decay": 0.1, "encoder_after": 2}, {"dropout": 0.3}),
     ],
 )
 def test_steps_equal_steps_without_graphs(recipe, model):
@@ -146,7 +147,8 @@ def test_pair_classifiers_are_trained():
     same(values_of(graphs), values_of(eager))
 
 
-def test_updates_that_are_not_finite_are_skipped_and_reduce_the_scale_of_the_loss():
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_updates_that_are_not_finite_are_skipped_and_reduce_the_scale_of_the_loss(optimizer):
     def poison_second_step(learner: Learner) -> None:
         learner.loss_scaler = LossScaler(CPU, enabled=True)
 
@@ -156,8 +158,9 @@ def test_updates_that_are_not_finite_are_skipped_and_reduce_the_scale_of_the_los
 
         learner.model.decoder_norm.register_forward_hook(hook)
 
-    found = take_all(graphs, prepare=poison_second_step)
-    expected = take_all(eager, prepare=poison_second_step)
+    found, expected = (
+        take_all(make, {"optimizer": optimizer}, prepare=poison_second_step) for make in (graphs, eager)
+    )
     same(found, expected, equal_nan=True)
     assert [int(values[3]) for values in found[0]] == [0, 1, 0, 0, 0] and found[2] == [32768, 3]
 
@@ -175,16 +178,18 @@ def test_r_drop_may_begin_at_a_later_step():
     assert float(found[1][0]) > 1.01 * float(found[1][1])  # other masks than in the exact layout
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(("first", "second"), [(eager, graphs), (graphs, eager)])
-def test_a_run_continues_with_or_without_graphs(first, second, tmp_path):
-    expected = take_all(eager)[1]
-    before = first(make_model(), make_recipe())
+def test_a_run_continues_with_or_without_graphs(first, second, optimizer, tmp_path):
+    recipe = make_recipe(optimizer=optimizer)
+    expected = take_all(eager, {"optimizer": optimizer})[1]
+    before = first(make_model(), recipe)
     for number in range(3):
         take(before, number)
     for file, tensors in collect_tensors(before.model, before.optimizer, {}).items():
         save_file(tensors, tmp_path / file)
     rng = {kind: state.numpy().tobytes().hex() for kind, state in random_states(CPU).items()}
-    after = second(make_model(), make_recipe())
+    after = second(make_model(), recipe)
     load_checkpoint(Checkpoint(tmp_path, TrainState(rng=rng)), after.model, after.optimizer)
     for number in range(3, len(STEPS)):
         take(after, number)

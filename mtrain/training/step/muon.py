@@ -1,0 +1,129 @@
+"""Muon for the weight matrices of layers, and AdamW for all other parameters."""
+
+from concurrent.futures import Executor
+from itertools import accumulate, groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrain.distributed.shards import divided_like, own_part, whole
+from mtrain.kernels.precision import cpu_has_amx
+
+MOMENTUM = 0.95
+# The root mean square of an update, relative to the learning rate. Those of AdamW are about as large, so that
+# both have the same rate (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
+UPDATE_SIZE = 0.2
+# Of the quintic polynomial of Jordan et al. (2024), and how often it is applied.
+_COEFFICIENTS, _ITERATIONS = (3.4445, -4.7750, 2.0315), 5
+_MOST_NUMBERS = 2**26  # in matrices that are updated at a time, so that copies of them take little memory
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, but the groups of parameters with `is_orthogonal` have matrices that are updated by Muon (Jordan
+    et al., "Muon: An optimizer for hidden layers in neural networks", 2024): by an orthogonal matrix that is
+    near the momentum. All directions in which a matrix can change are then changed by the same amount, also
+    those in which its gradient is small.
+
+    The state of a matrix is its momentum, as `exp_avg`. `torch.optim.Muon` always computes in bf16, which is
+    slow on most CPUs, waits for a GPU if a step may be skipped, and treats fused projections as one matrix.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        precision: str,
+        workers: int,
+        pool: Executor | None,
+        **options: Any,
+    ):
+        """`precision` is that of matrix products; `workers` threads, this one and those of `pool`, share the
+        matrices."""
+        super().__init__(groups, **options)
+        self._workers, self._pool = workers, pool
+        first = self.param_groups[0]["params"][0]
+        is_fast = precision == "bf16" and (first.device.type == "cuda" or cpu_has_amx())
+        self._dtype = torch.bfloat16 if is_fast else first.dtype  # in which matrices are made orthogonal
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update all parameters, unless `found_inf` is 1; see `step_unless`."""
+        skip: Tensor | None = getattr(self, "found_inf", None)
+        if skip is not None and skip.is_cpu and not skip:
+            skip = None  # which saves some operations
+        for group in self.param_groups:
+            if group["is_orthogonal"]:
+                self._update(group, skip)
+        return super().step(closure)
+
+    def _update(self, group: dict[str, Any], skip: Tensor | None) -> None:
+        """Update the matrices of a group, and free their gradients, so that AdamW does not see them."""
+        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        numbers = zip(accumulate(parameter.numel() for parameter in trained), trained, strict=True)
+        for _, some in groupby(numbers, key=lambda pair: pair[0] // _MOST_NUMBERS):
+            self._update_some([parameter for _, parameter in some], group, skip)
+
+    def _update_some(self, trained: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        """Update some matrices of a group, which are gathered if they are divided among ranks."""
+        updates = [self._next_update(parameter, skip) for parameter in trained]
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for update in updates:
+            blocks = _blocks(update)
+            by_shape.setdefault(blocks.shape[1:], []).append(blocks)
+        for same in by_shape.values():
+            found = torch.split(self._orthogonalized(torch.cat(same)), [*map(len, same)])
+            for blocks, orthogonal in zip(same, found, strict=True):
+                blocks.copy_(orthogonal)
+        rate = group["lr"] if skip is None else group["lr"] * (1 - skip)
+        for parameter, update in zip(trained, updates, strict=True):
+            own, of_update = own_part(parameter), own_part(divided_like(update, parameter))
+            own.mul_(1 - rate * group["weight_decay"])
+            own.sub_(of_update.mul_(rate * UPDATE_SIZE))
+
+    def _orthogonalized(self, matrices: Tensor) -> Tensor:
+        """`orthogonalized`, by all workers."""
+        first, *others = matrices.chunk(self._workers)
+        jobs = [self._pool.submit(orthogonalized, x, self._dtype) for x in others if self._pool is not None]
+        return torch.cat([orthogonalized(first, self._dtype), *(job.result() for job in jobs)])
+
+    def _next_update(self, parameter: Tensor, skip: Tensor | None) -> Tensor:
+        """The Nesterov momentum of a matrix, in place of its gradient, which the parameter does not keep."""
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad, None
+        state = self.state[parameter]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        momentum, own = own_part(state["exp_avg"]), own_part(gradient)
+        if skip is not None:
+            own.copy_(torch.where(skip > 0, momentum, own))  # leaves the momentum as it is
+        momentum.lerp_(own, 1 - MOMENTUM)
+        own.lerp_(momentum, MOMENTUM)
+        return whole(gradient)
+
+
+def _blocks(matrix: Tensor) -> Tensor:
+    """A matrix as square blocks (N, D, D), which share its memory; as (1, rows, columns) if it has no such
+    blocks. The projections of queries, keys and values become blocks of their own."""
+    rows, columns = matrix.shape
+    if rows % columns == 0:
+        return matrix.view(-1, columns, columns)
+    if columns % rows == 0:
+        return matrix.view(rows, -1, rows).transpose(0, 1)
+    return matrix[None]
+
+
+def orthogonalized(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Matrices with the singular vectors of x (N, rows, columns) and singular values of 0.7 to 1.2, times the
+    square root of the larger dimension, so that the root mean square of their elements is about 1.
+
+    Newton-Schulz iterations in a type (Jordan et al. 2024).
+    """
+    size: float = max(x.shape[1:]) ** 0.5
+    if x.size(1) > x.size(2):
+        return orthogonalized(x.transpose(1, 2), dtype).transpose(1, 2)
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):  # x becomes a x + (b S + c S^2) x, where S is x x^T
+        square = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x * size
