@@ -77,8 +77,8 @@ class Muon(torch.optim.AdamW):
         rate = group["lr"] if skip is None else group["lr"] * (1 - skip)
         for parameter, update in zip(trained, updates, strict=True):
             own, of_update = own_part(parameter), own_part(divided_like(update, parameter))
-            own.mul_(1 - rate * group["weight_decay"])
-            own.sub_(of_update.mul_(rate * UPDATE_SIZE))
+            of_update.mul_(UPDATE_SIZE).add_(own, alpha=group["weight_decay"])
+            own.sub_(of_update.mul_(rate))
 
     def _orthogonalized(self, matrices: Tensor) -> Tensor:
         """`orthogonalized`, by all workers."""
