@@ -14,13 +14,15 @@ from mtrain.config.recipe import (
     useful_tokens,
     warmup,
 )
-from mtrain.config.schema import Config
 from mtrain.config.sections.presets import SIZES
 
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # Translations by models of fewer pairs often end too early or repeat tokens. These settings raised chrF by
 # 0.3 to 4 points and changed BLEU by -0.1 to 0.2 (docs/experiments/automatic-recipe.md, "Search").
 SMALL_CORPUS, LENGTH_PENALTY, NO_REPEAT_NGRAM = 100_000, 1.2, 6
+# Muon was measured in runs of fewer epochs that the clock ends on a CPU: BLEU rose by 2 to 3
+# (docs/experiments/automatic-recipe.md, "Muon").
+MUON_EPOCHS = 5
 # The keys that `model.preset: auto` chooses, except for `training.max_steps`.
 AUTOMATIC = (
     *(f"model.{key}" for key in (*SIZES, "dropout", "activation_dropout")),
@@ -40,14 +42,6 @@ class Choice(NamedTuple):
     key: str
     value: int | float | str
     reason: str
-
-
-def suits_muon(config: Config, budget: Budget) -> bool:
-    """Whether Muon should train a model: only where it was measured (docs/experiments/automatic-recipe.md,
-    "Muon"), in runs of new translation models with `norm: pre` on a CPU that the clock ends."""
-    model, is_new = config.model, config.training.init_from is None
-    suits_model = is_new and model.norm == "pre" and not model.is_classifier
-    return suits_model and budget.by_clock and budget.device == CPU
 
 
 def choose_training(
@@ -103,3 +97,12 @@ def choose_training(
         if budget.device == CPU:  # CUDA graphs do not support it
             choices.append(Choice("decoding.no_repeat_ngram", NO_REPEAT_NGRAM, reason))
     return choices
+
+
+def choose_optimizer(size: CorpusSize, budget: Budget, tokens: float) -> list[Choice]:
+    """The optimizer, if it is not the default, for a new translation model with `norm: pre` that trains on
+    `tokens` target tokens. With other models, Muon was not measured."""
+    epochs = tokens / size.tokens
+    if not budget.by_clock or budget.device != CPU or epochs > MUON_EPOCHS:
+        return []
+    return [Choice("training.optimizer", "muon", f"each pair is seen {epochs:.3g} times")]

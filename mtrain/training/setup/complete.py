@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mtrain.config import fine_tuning_recipe, recipe
-from mtrain.config.choices import OPEN_IF_NULL, Choice, choose_training, suits_muon
+from mtrain.config.choices import OPEN_IF_NULL, Choice, choose_optimizer, choose_training
 from mtrain.config.load import validate
 from mtrain.config.recipe import ENDLESS, Budget, CorpusSize
 from mtrain.config.schema import Config
@@ -183,9 +183,6 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     budget, is_fine_tuning = given, config.training.init_from is not None
     if is_fine_tuning:
         size, budget = fine_tuning_recipe.plan(size, given)
-    if with_muon := suits_muon(config, budget) and not _is_given(config, "training.optimizer"):
-        training = config.training.model_copy(update={"optimizer": "muon"})
-        config = config.model_copy(update={"training": training})  # which is timed
     timer = _Timer(config, budget, size, work.speed, work.assumed_speed)
     if is_fine_tuning or config.model.model_fields_set.issuperset(SIZES):
         presets, sizes = [], smallest_sizes(config)  # all of which are given
@@ -200,8 +197,8 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
     choices = choose_training(size, budget, timer.speed, batch, steps, sizes["d_model"])
-    if with_muon:
-        choices.append(Choice("training.optimizer", "muon", "higher scores in the same time than adamw"))
+    if not is_fine_tuning and config.model.norm == "pre" and not config.model.is_classifier:
+        choices += choose_optimizer(size, budget, tokens)
     if is_fine_tuning:
         choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
     return [*presets, *choices]
