@@ -174,7 +174,7 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
     load_weights(model, checkpoint.folder / WEIGHTS)
     file = checkpoint.folder / MOMENTS
     tensors, device = load_tensors(file), next(model.parameters()).device
-    groups = [group for group in optimizer.param_groups if group["is_orthogonal"]]
+    groups = [group for group in optimizer.param_groups if group["uses_muon"]]
     orthogonal = {id(parameter) for group in groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # frozen parameters have no moments

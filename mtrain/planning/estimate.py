@@ -15,19 +15,19 @@ from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.schema import Config
 from mtrain.config.sections.model import ModelConfig
 from mtrain.errors import UsageError
+from mtrain.model.build import AnyModel
 from mtrain.planning import cost
 from mtrain.planning.cost import FP32, Shape, TrainingDevice
 from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, UTILIZATION
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import fit_micro_batch_tokens
-from mtrain.training.step.optimizer import freeze
+from mtrain.training.step.optimizer import freeze, make_optimizer
 
 # Times that a byte of the activations is read or written outside of matrix products: it is written and read
 # in the forward pass, and read in the backward pass, which writes a gradient of the same size. Assumed.
 ACTIVATION_PASSES = 4
-# fp32 numbers that AdamW reads and writes for each parameter, with the gradient norm. That Muon takes longer,
-# and keeps one moment instead of two, is ignored.
-OPTIMIZER_NUMBERS = 8
+OPTIMIZER_NUMBERS = 8  # fp32 numbers that AdamW reads and writes for each parameter, with the gradient norm
+MUON_PRODUCTS = 30  # FLOPs of Muon for each number of a matrix and each row of a square block of it
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,14 @@ class Estimator:
     @cached_property
     def trained_parameters(self) -> int:
         """The number of parameters that `training.freeze` leaves. Raises UsageError if there are none."""
+        return sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+
+    @cached_property
+    def _model(self) -> AnyModel:
+        """The model without weights. Raises UsageError if `training.freeze` leaves nothing to train."""
         model = model_without_weights(self.architecture)
         freeze(model, self.training.freeze)
-        return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return model
 
     # ------------------------------------------------------------------------------------------------- memory
 
@@ -141,7 +146,7 @@ class Estimator:
         parts = {
             "weights": weights,
             "gradients": trained * workers,
-            "optimizer": 2 * trained,
+            "optimizer": 2 * trained,  # Muon has one moment, but needs memory for its products
             "average": 0 if self.training.ema_decay is None else weights,
             "activations": workers * (self._activation_bytes(shape) - loss),
             "logits": workers * (loss + workspace),
@@ -192,5 +197,14 @@ class Estimator:
         bandwidth = BANDWIDTH_UTILIZATION * hardware.bandwidth
         moved = ACTIVATION_PASSES * self._per_step(self._activation_bytes)
         products = self._flops() / (UTILIZATION * hardware.flops(self.device.product_bytes))
-        update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
-        return StepTime(products + moved / bandwidth, update / bandwidth)
+        update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters / bandwidth
+        if self.training.optimizer == "muon":
+            update += self._muon_flops() / (UTILIZATION * hardware.flops(self.device.product_bytes))
+        return StepTime(products + moved / bandwidth, update)
+
+    def _muon_flops(self) -> float:
+        """Those of making all matrices orthogonal, if they consist of square blocks."""
+        groups = make_optimizer(self._model, self.training).param_groups
+        matrices = [parameter for group in groups if group["uses_muon"] for parameter in group["params"]]
+        numbers = float(sum(matrix.numel() for matrix in matrices))
+        return MUON_PRODUCTS * self.architecture.d_model * numbers

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from mtrain.decoding.search.predictor import Predictor
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
+from mtrain.training.step import optimizer
 from mtrain.training.step.learner import Learner
 
 NAME = "gpu"
@@ -135,7 +136,12 @@ def make_model(**changes: Any) -> Transformer:
 
 
 def train(
-    precision: Precision, steps: int = 1, fault: Fault | None = None, r_drop: float = 0.0, **sizes: Any
+    precision: Precision,
+    steps: int = 1,
+    fault: Fault | None = None,
+    r_drop: float = 0.0,
+    optimizer: Literal["adamw", "muon"] = "adamw",
+    **sizes: Any,
 ) -> None:
     """Take training steps of two micro-batches. `fault` happens in each forward pass."""
     with torch.device(NAME):
@@ -143,7 +149,8 @@ def train(
         batches = [Batch.of_size(160, 26), Batch.of_size(40, 101)]
     if fault is not None:
         model.encoder_norm.register_forward_hook(lambda module, inputs, output: fault(output) and None)
-    learner = Learner(model, TrainingConfig(max_steps=2, precision=precision, r_drop=r_drop, clip_norm=1.0))
+    recipe = {"precision": precision, "r_drop": r_drop, "optimizer": optimizer, "weight_decay": 0.1}
+    learner = Learner(model, TrainingConfig(max_steps=2, clip_norm=1.0, **recipe))
     for _ in range(steps):
         with NoWaits(), FixedOrder():
             metrics = learner.step(batches, 8200, 1e-3)
@@ -182,6 +189,7 @@ UNTIED = {"tie_embeddings": "none", "output_bias": True}
 CHECKS: dict[str, Callable[[], None]] = {
     "training in bf16": partial(train, "bf16", steps=2),
     "training in fp16, another architecture": partial(train, "fp16", r_drop=1.0, **POST_NORM, **UNTIED),
+    "training in bf16 with Muon": partial(train, "bf16", steps=2, optimizer="muon"),
     "training in fp32, rotary positions": partial(
         train, "fp32", positions="rotary", tie_embeddings="decoder"
     ),
@@ -213,6 +221,7 @@ def main() -> None:
     _libraries, mode = _register(), _Mode()
     # As on CUDA devices; `make_optimizer` asks for it by the name of the device.
     torch.optim.AdamW = partial(_fused, torch.optim.AdamW)  # type: ignore[misc]
+    optimizer.Muon = partial(_fused, optimizer.Muon)  # type: ignore[attr-defined]
     found = {}
     faulty = {name: partial(train, "bf16", fault=fault) for name, fault in FAULTS.items()}
     for name, check in (CHECKS | faulty).items():

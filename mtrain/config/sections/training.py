@@ -77,7 +77,7 @@ class TrainingConfig(Section):
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"
     )
     weight_decay: float = Field(
-        0.0, ge=0, le=10, description="AdamW's decoupled weight decay, applied to matrices only"
+        0.0, ge=0, le=10, description="decoupled weight decay, applied to matrices only"
     )
     clip_norm: float = Field(1.0, ge=0, le=1e9, description="maximum norm of the gradient; 0: no clipping")
     label_smoothing: Fraction = Field(

@@ -5,6 +5,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mtrain.distributed.shards import divided_like, own_part, whole
@@ -20,13 +21,14 @@ _MOST_NUMBERS = 2**26  # in matrices that are updated at a time, so that copies 
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but the groups of parameters with `is_orthogonal` have matrices that are updated by Muon (Jordan
+    """AdamW, but the groups of parameters with `uses_muon` have matrices that are updated by Muon (Jordan
     et al., "Muon: An optimizer for hidden layers in neural networks", 2024): by an orthogonal matrix that is
     near the momentum. All directions in which a matrix can change are then changed by the same amount, also
     those in which its gradient is small.
 
-    The state of a matrix is its momentum, as `exp_avg`. `torch.optim.Muon` always computes in bf16, which is
-    slow on most CPUs, waits for a GPU if a step may be skipped, and treats fused projections as one matrix.
+    The state of a matrix is its momentum, as `exp_avg`; copies and state dicts are not supported.
+    `torch.optim.Muon` always computes in bf16, which is slow on most CPUs, waits for a GPU if a step may be
+    skipped, and treats the projections of queries, keys and values as one matrix.
     """
 
     def __init__(
@@ -42,19 +44,19 @@ class Muon(torch.optim.AdamW):
         super().__init__(groups, **options)
         self._workers, self._pool = workers, pool
         first = self.param_groups[0]["params"][0]
-        is_fast = precision == "bf16" and (first.device.type == "cuda" or cpu_has_amx())
-        self._dtype = torch.bfloat16 if is_fast else first.dtype  # in which matrices are made orthogonal
+        # All ranks have to compute the same, on a CPU perhaps on different machines.
+        is_fast = first.device.type == "cuda" or (cpu_has_amx() and not dist.is_initialized())
+        # In which matrices are made orthogonal.
+        self._dtype = torch.bfloat16 if is_fast and precision == "bf16" else first.dtype
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters, unless `found_inf` is 1; see `step_unless`."""
         skip: Tensor | None = getattr(self, "found_inf", None)
-        if skip is not None and skip.is_cpu and not skip:
-            skip = None  # which saves some operations
         for group in self.param_groups:
-            if group["is_orthogonal"]:
+            if group["uses_muon"]:
                 self._update(group, skip)
-        return super().step(closure)
+        super().step()
 
     def _update(self, group: dict[str, Any], skip: Tensor | None) -> None:
         """Update the matrices of a group, and free their gradients, so that AdamW does not see them."""
@@ -82,8 +84,10 @@ class Muon(torch.optim.AdamW):
 
     def _orthogonalized(self, matrices: Tensor) -> Tensor:
         """`orthogonalized`, by all workers."""
+        if self._pool is None:
+            return orthogonalized(matrices, self._dtype)
         first, *others = matrices.chunk(self._workers)
-        jobs = [self._pool.submit(orthogonalized, x, self._dtype) for x in others if self._pool is not None]
+        jobs = [self._pool.submit(orthogonalized, x, self._dtype) for x in others]
         return torch.cat([orthogonalized(first, self._dtype), *(job.result() for job in jobs)])
 
     def _next_update(self, parameter: Tensor, skip: Tensor | None) -> Tensor:
@@ -103,7 +107,8 @@ class Muon(torch.optim.AdamW):
 
 def _blocks(matrix: Tensor) -> Tensor:
     """A matrix as square blocks (N, D, D), which share its memory; as (1, rows, columns) if it has no such
-    blocks. The projections of queries, keys and values become blocks of their own."""
+    blocks. So the projections of queries, keys and values are updated one by one, and the others in parts,
+    which takes less time than for the whole matrices."""
     rows, columns = matrix.shape
     if rows % columns == 0:
         return matrix.view(-1, columns, columns)
@@ -113,11 +118,9 @@ def _blocks(matrix: Tensor) -> Tensor:
 
 
 def orthogonalized(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrices with the singular vectors of x (N, rows, columns) and singular values of 0.7 to 1.2, times the
-    square root of the larger dimension, so that the root mean square of their elements is about 1.
-
-    Newton-Schulz iterations in a type (Jordan et al. 2024).
-    """
+    """Matrices with the singular vectors of x (N, rows, columns) and singular values between 0.7 and 1.2, but
+    for very small ones, times the square root of the larger dimension. So the root mean square of their
+    elements is about 1. Newton-Schulz iterations in a type (Jordan et al. 2024)."""
     size: float = max(x.shape[1:]) ** 0.5
     if x.size(1) > x.size(2):
         return orthogonalized(x.transpose(1, 2), dtype).transpose(1, 2)

@@ -66,12 +66,12 @@ def make_optimizer(
     for is_encoder in (False, True):
         own = [p for p in parameters if (id(p) in encoder) == is_encoder]
         matrices, others = [p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]
-        for parts, decay, is_orthogonal in (
+        for parts, decay, uses_muon in (
             ([p for p in matrices if id(p) not in in_layers], config.weight_decay, False),
             (others, 0.0, False),
             ([p for p in matrices if id(p) in in_layers], config.weight_decay, True),
         ):
-            options = {"weight_decay": decay, "is_encoder": is_encoder, "is_orthogonal": is_orthogonal}
+            options = {"weight_decay": decay, "is_encoder": is_encoder, "uses_muon": uses_muon}
             groups += [{"params": parts, **options}] if parts else []
     # On these devices, fused optimizers are known to skip steps; see `step_unless`.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")

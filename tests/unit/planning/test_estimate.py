@@ -10,7 +10,7 @@ from mtrain.config.sections.training import TrainingConfig
 from mtrain.model.transformer import Transformer
 from mtrain.planning.cost import Shape, TrainingDevice, activation_bytes, count_parameters
 from mtrain.planning.estimate import Estimator
-from mtrain.planning.hardware import find_hardware
+from mtrain.planning.hardware import UTILIZATION, find_hardware
 from mtrain.training.setup.lengths import TrainingLengths
 from mtrain.training.setup.micro_batch import activation_bytes as measured_activation_bytes
 from mtrain.training.step.learner import Learner
@@ -105,6 +105,17 @@ def test_frozen_parts_have_no_gradients_and_no_moments():
     parameters = count_parameters(estimator().architecture)
     assert frozen["gradients"] == 4 * parameters["decoder"]
     assert frozen["optimizer"] == 2 * frozen["gradients"]
+
+
+def test_muon_takes_longer_by_its_products():
+    """Five times three products of square blocks, two FLOPs for each multiplication."""
+    plain, muon = (estimator({"optimizer": name}) for name in ("adamw", "muon"))
+    sizes = plain.architecture
+    width, inner = sizes.d_model, sizes.ffn_dim
+    blocks = sizes.encoder_layers * (4 + 2 * inner // width) + sizes.decoder_layers * (8 + 2 * inner // width)
+    rate = UTILIZATION * find_hardware("a100").flops(2)
+    longer = muon.time().update - plain.time().update
+    assert longer == pytest.approx(blocks * 5 * 3 * 2 * width**3 / rate)
 
 
 def test_other_pairs_may_be_as_long_as_is_possible():
