@@ -180,18 +180,19 @@ def test_a_rank_that_uses_nccl_takes_the_same_steps():
 
 
 @pytest.mark.parametrize(
-    ("precision", "setting", "has_head"),
+    ("precision", "setting", "has_head", "optimizer"),
     [
-        ("fp32", "off", False),
-        ("bf16", "off", True),
-        pytest.param("fp16", "off", True, marks=pytest.mark.slow),
-        pytest.param("bf16", "auto", False, marks=pytest.mark.slow),
+        ("fp32", "off", False, "adamw"),
+        ("bf16", "off", True, "muon"),
+        pytest.param("fp16", "off", True, "muon", marks=pytest.mark.slow),
+        pytest.param("bf16", "auto", False, "adamw", marks=pytest.mark.slow),
     ],
 )
-def test_a_step_never_waits_for_the_device(parts, precision, setting, has_head):
+def test_a_step_never_waits_for_the_device(parts, precision, setting, has_head, optimizer):
     config, model, data, tokenizer = parts
     model.config = model.config.model_copy(update={"alignment_head": has_head})
-    recipe = config.training.model_copy(update={"precision": precision, "clip_norm": 1.0})
+    changes = {"precision": precision, "clip_norm": 1.0, "optimizer": optimizer}
+    recipe = config.training.model_copy(update=changes)
     learner = make_learner(model.float().to("cuda"), recipe.model_copy(update={"cuda_graphs": setting}))
     batches = [batch.pinned() for batch in batches_of([[0, 1, 2], [3, 4]], data, tokenizer, "cuda")]
     tokens = sum(batch.target_tokens for batch in batches)
@@ -221,19 +222,21 @@ def test_dropout_depends_on_the_generator_of_the_cpu_only(parts):
     assert drawn[0] != drawn[1]
 
 
-@pytest.mark.parametrize("is_student", [False, True])
+@pytest.mark.parametrize(("is_student", "optimizer"), [(False, "adamw"), (True, "adamw"), (False, "muon")])
 @pytest.mark.parametrize(
     ("precision", "tolerance", "batch_tokens"),
     [("fp32", 1e-4, 200), pytest.param("bf16", 2e-2, 64, marks=pytest.mark.slow)],
 )
-def test_steps_as_graphs_are_those_without(make_config, precision, tolerance, batch_tokens, is_student):
+def test_steps_as_graphs_are_those_without(
+    make_config, precision, tolerance, batch_tokens, is_student, optimizer
+):
     """With the same dropout, several micro-batches, and graphs for other shapes; for students with an
     alignment head and an encoder that is frozen first."""
     model = {"dropout": 0.2, "word_dropout": 0.1}
     model |= {"alignment_head": True, "norm": "post", "attention_dropout": 0.1} if is_student else {}
     values = []
     for setting in ("auto", "off"):
-        training = {"precision": precision, "cuda_graphs": setting}
+        training = {"precision": precision, "cuda_graphs": setting, "optimizer": optimizer}
         training |= {"micro_batch_tokens": 64, "batch_tokens": batch_tokens, "encoder_after": 2 * is_student}
         config = make_config(setting, model=model, training=training)
         trainer = make_trainer(config, device="cuda")
