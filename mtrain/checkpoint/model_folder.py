@@ -103,8 +103,8 @@ def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[L
 
 
 def disagreement(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str:
-    """Which of the settings that models of an ensemble or an average must share are not the same, with their
-    values if they are short; empty if all are."""
+    """The first setting that differs between two models of an ensemble or an average, but must be the same,
+    with the value of the other model and that of the first; empty if none differs."""
     ours, theirs = first.config, other.config
     if not ours.direction.agrees_with(theirs.direction):
         return f"languages ({theirs.direction}, not {ours.direction})"

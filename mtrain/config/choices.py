@@ -20,8 +20,8 @@ CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # Translations by models of fewer pairs often end too early or repeat tokens. These settings raised chrF by
 # 0.3 to 4 points and changed BLEU by -0.1 to 0.2 (docs/experiments/automatic-recipe.md, "Search").
 SMALL_CORPUS, LENGTH_PENALTY, NO_REPEAT_NGRAM = 100_000, 1.2, 6
-# Muon was measured in runs of fewer epochs that the clock ends on a CPU: BLEU rose by 2 to 3
-# (docs/experiments/automatic-recipe.md, "Muon").
+# Muon was measured on CPUs, in runs of 1 to 4 epochs that the clock ends: BLEU rose by 2 to 4 on Tatoeba and
+# by 0.2 to 0.4 on Multi30k (docs/experiments/automatic-recipe.md, "Muon").
 MUON_EPOCHS = 5
 # The keys that `model.preset: auto` chooses, except for `training.max_steps`.
 AUTOMATIC = (
@@ -101,7 +101,7 @@ def choose_training(
 
 def choose_optimizer(size: CorpusSize, budget: Budget, tokens: float) -> list[Choice]:
     """The optimizer, if it is not the default, for a new translation model with `norm: pre` that trains on
-    `tokens` target tokens. With other models, Muon was not measured."""
+    `tokens` target tokens: Muon, on a CPU and by the clock. It was not measured with other models."""
     epochs = tokens / size.tokens
     if not budget.by_clock or budget.device != CPU or epochs > MUON_EPOCHS:
         return []

@@ -107,8 +107,8 @@ def cure(config: Config | ModelFolderConfig, format: Format, other: str = "use {
 def problem_of(
     config: Config | ModelFolderConfig, format: Format, tokenizer: Tokenizer | None, other: str = "use {}"
 ) -> str | None:
-    """What to say if a format does not support a model, or its tokenizer if that exists already; None if it
-    supports both. For `other`, see `cure`."""
+    """An error message if a format does not support a model or its tokenizer (None: not learned yet); None if
+    it supports both. For `other`, see `cure`."""
     advice = other.format("ctranslate2")
     if reason := unsupported_reason(config, format):
         advice = "leave it out" if config.model.is_classifier else cure(config, format, other)
@@ -135,8 +135,8 @@ def describe_exports(config: Config, tokenizer: Tokenizer) -> str:
 
 
 def longest_output(loaded: LoadedModel) -> int:
-    """The length limit of all translations, in tokens, with the code of the target language; the formats have
-    a constant one."""
+    """The largest length of a translation, in tokens, with the code of the target language. It does not
+    depend on the source, because the formats have only a constant limit."""
     decoding, model = loaded.config.decoding, loaded.model.config
     limit = int(loaded.config.max_length * decoding.max_length_ratio + decoding.max_length_offset)
     limit += bool(loaded.tokenizer.source.codes)
@@ -144,8 +144,8 @@ def longest_output(loaded: LoadedModel) -> int:
 
 
 def with_positions(loaded: LoadedModel) -> ModelConfig:
-    """The settings of a model with as many positions as its longest translation has tokens. Learned positions
-    are kept."""
+    """The settings of a model, with enough positions for its longest source and translation. Learned
+    positions do not change."""
     model = loaded.model.config
     positions = max(model.max_positions, MIN_POSITIONS, loaded.config.max_length, longest_output(loaded))
     return model if model.positions == "learned" else model.model_copy(update={"max_positions": positions})

@@ -70,8 +70,8 @@ class TrainingConfig(Section):
     )
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw",
-        description="muon: Muon for the weight matrices of the layers, and AdamW for all other parameters; "
-        "fewer steps are needed, each of which takes longer",
+        description="muon: Muon for the weight matrices of the layers, AdamW for all other parameters; often "
+        "better after the same number of steps, but each step takes longer",
     )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"

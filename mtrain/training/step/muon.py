@@ -12,23 +12,24 @@ from mtrain.distributed.shards import divided_like, own_part, whole
 from mtrain.kernels.precision import cpu_has_amx
 
 MOMENTUM = 0.95
-# The root mean square of an update, relative to the learning rate. Those of AdamW are about as large, so that
-# both have the same rate (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
+# The root mean square of an update, relative to the learning rate. Updates of AdamW are about as large, so
+# both can use the same rate (Liu et al., "Muon is Scalable for LLM Training", 2025, section 2.2).
 UPDATE_SIZE = 0.2
-# Of the quintic polynomial of Jordan et al. (2024), and how often it is applied.
+# Coefficients of the quintic polynomial of Jordan et al. (2024), and the number of iterations.
 _COEFFICIENTS, _ITERATIONS = (3.4445, -4.7750, 2.0315), 5
-_MOST_NUMBERS = 2**26  # in matrices that are updated at a time, so that copies of them take little memory
+_MOST_NUMBERS = 2**26  # in matrices that are updated together, which limits the memory of copies
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but the groups of parameters with `uses_muon` have matrices that are updated by Muon (Jordan
-    et al., "Muon: An optimizer for hidden layers in neural networks", 2024): by an orthogonal matrix that is
-    near the momentum. All directions in which a matrix can change are then changed by the same amount, also
-    those in which its gradient is small.
+    """AdamW, except that parameter groups with `uses_muon` are updated by Muon (Jordan et al., "Muon: An
+    optimizer for hidden layers in neural networks", 2024): each block of a matrix by a nearly orthogonal
+    matrix near its momentum. So it changes by about the same amount in all directions, even in those in which
+    its gradient is small.
 
-    The state of a matrix is its momentum, as `exp_avg`; copies and state dicts are not supported.
-    `torch.optim.Muon` always computes in bf16, which is slow on most CPUs, waits for a GPU if a step may be
-    skipped, and treats the projections of queries, keys and values as one matrix.
+    The state of a matrix is its momentum, as `exp_avg`, which checkpoints save; `state_dict` and `deepcopy`
+    are not supported. `torch.optim.Muon` always computes in bf16, which is slow on most CPUs, synchronizes
+    with the GPU if a step may be skipped, and treats the projections of queries, keys and values as one
+    matrix.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class Muon(torch.optim.AdamW):
         pool: Executor | None,
         **options: Any,
     ):
-        """`precision` is that of matrix products; `workers` threads, this one and those of `pool`, share the
-        matrices."""
+        """`precision` of matrix products; `workers`: how many threads share the matrices, the calling one and
+        those of `pool`."""
         super().__init__(groups, **options)
         self._workers, self._pool = workers, pool
         first = self.param_groups[0]["params"][0]
-        # All ranks have to compute the same, on a CPU perhaps on different machines.
+        # Ranks must compute identical updates, but the CPUs of different machines may not all have AMX.
         is_fast = first.device.type == "cuda" or (cpu_has_amx() and not dist.is_initialized())
-        # In which matrices are made orthogonal.
+        # The type in which matrices are orthogonalized.
         self._dtype = torch.bfloat16 if is_fast and precision == "bf16" else first.dtype
 
     @torch.no_grad()
@@ -66,7 +67,7 @@ class Muon(torch.optim.AdamW):
             self._update_some([parameter for _, parameter in some], group, skip)
 
     def _update_some(self, trained: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        """Update some matrices of a group, which are gathered if they are divided among ranks."""
+        """Update some matrices of a group; those that are sharded are gathered."""
         updates = [self._next_update(parameter, skip) for parameter in trained]
         by_shape: dict[torch.Size, list[Tensor]] = {}
         for update in updates:
@@ -91,7 +92,7 @@ class Muon(torch.optim.AdamW):
         return torch.cat([orthogonalized(first, self._dtype), *(job.result() for job in jobs)])
 
     def _next_update(self, parameter: Tensor, skip: Tensor | None) -> Tensor:
-        """The Nesterov momentum of a matrix, in place of its gradient, which the parameter does not keep."""
+        """The Nesterov momentum of a matrix, in the memory of its gradient, which the parameter loses."""
         assert parameter.grad is not None
         gradient, parameter.grad = parameter.grad, None
         state = self.state[parameter]
@@ -99,7 +100,7 @@ class Muon(torch.optim.AdamW):
             state["exp_avg"] = torch.zeros_like(parameter)
         momentum, own = own_part(state["exp_avg"]), own_part(gradient)
         if skip is not None:
-            own.copy_(torch.where(skip > 0, momentum, own))  # leaves the momentum as it is
+            own.copy_(torch.where(skip > 0, momentum, own))  # so that the momentum does not change
         momentum.lerp_(own, 1 - MOMENTUM)
         own.lerp_(momentum, MOMENTUM)
         return whole(gradient)
@@ -107,8 +108,8 @@ class Muon(torch.optim.AdamW):
 
 def _blocks(matrix: Tensor) -> Tensor:
     """A matrix as square blocks (N, D, D), which share its memory; as (1, rows, columns) if it has no such
-    blocks. So the projections of queries, keys and values are updated one by one, and the others in parts,
-    which takes less time than for the whole matrices."""
+    blocks. So the projections of queries, keys and values are updated one by one, and other matrices that are
+    not square in blocks, which is faster than as a whole."""
     rows, columns = matrix.shape
     if rows % columns == 0:
         return matrix.view(-1, columns, columns)
@@ -118,9 +119,9 @@ def _blocks(matrix: Tensor) -> Tensor:
 
 
 def orthogonalized(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrices with the singular vectors of x (N, rows, columns) and singular values between 0.7 and 1.2, but
-    for very small ones, times the square root of the larger dimension. So the root mean square of their
-    elements is about 1. Newton-Schulz iterations in a type (Jordan et al. 2024)."""
+    """Matrices with the singular vectors of x (N, rows, columns). Their singular values are 0.7 to 1.2 (less
+    where those of x are very small), times the square root of the larger dimension, so that the root mean
+    square of the elements is about 1. Newton-Schulz iterations in `dtype` (Jordan et al. 2024)."""
     size: float = max(x.shape[1:]) ** 0.5
     if x.size(1) > x.size(2):
         return orthogonalized(x.transpose(1, 2), dtype).transpose(1, 2)
