@@ -21,7 +21,7 @@ CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # 0.3 to 4 points and changed BLEU by -0.1 to 0.2 (docs/experiments/automatic-recipe.md, "Search").
 SMALL_CORPUS, LENGTH_PENALTY, NO_REPEAT_NGRAM = 100_000, 1.2, 6
 # Muon was measured on CPUs, in runs of 1 to 4 epochs that the clock ends: BLEU rose by 2 to 4 on Tatoeba and
-# by 0.2 to 0.4 on Multi30k (docs/experiments/automatic-recipe.md, "Muon").
+# by 0.2 to 0.9 on Multi30k (docs/experiments/automatic-recipe.md, "Muon").
 MUON_EPOCHS = 5
 # The keys that `model.preset: auto` chooses, except for `training.max_steps`.
 AUTOMATIC = (
