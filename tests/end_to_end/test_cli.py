@@ -149,15 +149,16 @@ def test_each_mistake_ends_in_one_clear_line(mtrain, run_dir, corpus, config_fil
     assert (given, out) == (code, "") and message in one_line(err)
 
 
-def test_a_bug_is_reported_as_such_and_debug_shows_the_traceback(mtrain, run_dir, monkeypatch):
+@pytest.mark.parametrize("kind", [ZeroDivisionError, EOFError])  # the second one is an `Abort` to Typer
+def test_a_bug_is_reported_as_such_and_debug_shows_the_traceback(mtrain, run_dir, monkeypatch, kind):
     from mtrain.decoding.translate import Translator
 
     def broken(*_, **__):
-        raise ZeroDivisionError("oops")
+        raise kind("oops")
 
     monkeypatch.setattr(Translator, "stream", broken)
     code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu")
-    assert code == 1 and "bug in mtrain: ZeroDivisionError: oops" in one_line(err)
+    assert code == 1 and f"error: bug in mtrain: {kind.__name__}: oops" in one_line(err.lstrip("\n"))
     code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu", "--debug")
     assert code == 1 and "Traceback" in err
 
