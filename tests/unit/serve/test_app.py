@@ -216,6 +216,19 @@ def test_a_body_that_is_neither_json_nor_a_form_is_refused(client, kind, content
     assert error_of(client.post("/translate", content=content, headers={"Content-Type": kind}), 400)
 
 
+def test_what_a_multipart_form_lacks_is_said(client):
+    for kind, content, missing in (
+        ("multipart/form-data", b"", "boundary"),
+        (
+            "multipart/form-data; boundary=x",
+            b"--x\r\nContent-Disposition: form-data\r\n\r\na\r\n--x--",
+            "name",
+        ),
+    ):
+        found = error_of(client.post("/translate", content=content, headers={"Content-Type": kind}), 400)
+        assert missing in found and "JSON" not in found
+
+
 def test_too_much_text_is_refused(client):
     for content, found in (
         (json.dumps({**TRANSLATE, "q": "x" * 100_001}), "100001 characters"),
