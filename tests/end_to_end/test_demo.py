@@ -8,6 +8,7 @@ import pytest
 from mtrain.cli.demo import check_outcome
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError
+from mtrain.runs.results import read_results
 from tests.support.cli import one_line, run_forked
 from tests.support.paths import ROOT
 
@@ -42,6 +43,7 @@ def test_demo_trains_translates_and_evaluates(mtrain, tmp_path, monkeypatch):
         'warning: with --set the demo model is worse than by default: expected "J\'aime les oranges."' in err
     )
     assert "mtrain evaluate 'my run'" in err.splitlines()[-1]
+    assert [each.name for each in read_results(Path("my run"))] == ["toy"]
     again = mtrain("demo", "--run-dir", "my run", "--device", "cpu", *FEW_STEPS, "--quiet")
     assert again[:2] == (0, out)  # the finished run is used again
     several = ["--set", "run_dir=my run", "--set", "data.test.more={toy: test}"]
