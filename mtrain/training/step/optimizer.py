@@ -77,9 +77,9 @@ def make_optimizer(
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     # Each step sets the learning rate.
     common: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "eps": 1e-9, "fused": fused}
-    return (
-        Muon(groups, precision, workers, pool, **common) if is_muon else torch.optim.AdamW(groups, **common)
-    )
+    if is_muon:
+        return Muon(groups, precision, workers, pool, **common)
+    return torch.optim.AdamW(groups, **common)
 
 
 # How the names of the parameters of each part of `training.freeze` begin, as regular expressions.
