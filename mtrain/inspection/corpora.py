@@ -14,7 +14,7 @@ from mtrain.data.reading.files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
 from mtrain.errors import DataError
 from mtrain.inspection.choose_sides import ChosenSides, FoundText
-from mtrain.inspection.file_groups import Group, Roles
+from mtrain.inspection.file_groups import Group, Roles, split_side
 from mtrain.inspection.files import Kind
 from mtrain.inspection.table_columns import Table, read_table
 from mtrain.progress_bar import ProgressBar
@@ -103,7 +103,7 @@ def spec_of(group: Group, kind: Kind, sides: ChosenSides) -> dict[str, Any]:
     """The corpus of a group of files as a config describes it. Raises DataError if the group lacks one of the
     languages of the sides."""
     if kind == "text":
-        return {"source": _file_of(group, sides.source), "target": _file_of(group, sides.target)}
+        return {"source": _file_of(group, sides.source, 0), "target": _file_of(group, sides.target, 1)}
     [file] = group.files
     source, target = sides.source.key, sides.target.key
     if kind != "tsv":
@@ -123,12 +123,16 @@ def _number_of(side: FoundText, table: Table) -> int:
     return number if is_there or not table.header or side.name not in names else names.index(side.name)
 
 
-def _file_of(group: Group, side: FoundText) -> str:
-    """The file of a side. Files of one group are in any order if their names have their languages."""
-    if side.named is None or not all(group.languages):
-        return group.files[cast(int, side.key)]
-    same = [place for place, code in enumerate(group.languages) if is_same_language(code, side.named)]
-    exact = [place for place in same if group.languages[place] == side.named]
-    if len(found := exact or same) != 1:
+def _file_of(group: Group, side: FoundText, place: int) -> str:
+    """The file of a side, which is 0 for the source and 1 for the target. Files whose names say the side, and
+    no language, are in this order; files whose names have their languages are in any order."""
+    if not any(group.languages) and [split_side(file)[1] for file in group.files] == ["source", "target"]:
+        return group.files[place]
+    language = side.named or side.language
+    same = [i for i, code in enumerate(group.languages) if is_same_language(code, language)]
+    exact = [i for i in same if group.languages[i] == language]
+    if all(group.languages) and len(found := exact or same) == 1:
+        return group.files[found[0]]
+    if all(group.languages) and side.named is not None:
         raise DataError(f"{group.files[0]}: no file in the language {side.named} is given for it")
-    return group.files[found[0]]
+    return group.files[cast(int, side.key)]

@@ -213,6 +213,19 @@ def test_validation_and_test_files_of_the_sides(mtrain):
         assert (data.test["test"].source, data.test["test"].target) == ("src-test.txt", "tgt-test.txt")
 
 
+@pytest.mark.parametrize("train", [("train.fr", "train.en"), ("train.src", "train.trg")])
+@pytest.mark.parametrize("dev", [("dev.fr", "dev.en"), ("dev.src", "dev.trg"), ("dev.trg", "dev.src")])
+def test_names_of_different_kinds_have_the_same_sides(mtrain, train, dev):
+    names = dict(zip((".en", ".fr", ".src", ".trg"), (SOURCES, TARGETS) * 2, strict=True))
+    for name in (*train, *dev):
+        write(Path(name), names[Path(name).suffix])
+    languages = ("--source-lang", "en", "--target-lang", "fr")
+    assert mtrain("init", *train, *(f"--validation={name}" for name in dev), *languages)[0] == 0
+    data = load_config(CONFIG).data
+    for corpus in (data.train, data.validation):
+        assert list(good_pairs(corpus, "error")) == PAIRS
+
+
 @pytest.mark.parametrize("suffix", ["cni", "tar", "doc", "csv", "tsv", "sgm", "xls", "tar.gz", "CNI"])
 def test_a_language_of_three_letters_in_the_suffix(mtrain, suffix):
     """The suffixes of several formats are codes of languages, too."""
