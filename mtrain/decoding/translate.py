@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+
 from mtrain.checkpoint.model_folder import load_ensemble
 from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
@@ -16,6 +18,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.decoding.decode import DecodingTask, Ensemble, Search
 from mtrain.decoding.join import join_texts
 from mtrain.decoding.overlap import Pauses, Results, Window, numbered, overlapped, overlaps
+from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.decoding.search.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, Part, Splitter, windows
@@ -66,9 +69,9 @@ class Translator:
     def load(
         cls,
         path: str | Path,
-        device: str = "auto",
-        overrides: Sequence[str] = (),
-        ensemble: Sequence[str | Path] = (),
+        device: str | torch.device = "auto",
+        overrides: str | Sequence[str] = (),
+        ensemble: str | Path | Sequence[str | Path] = (),
         workers: int | None = None,
     ) -> Self:
         """Load a model folder or run folder, and the other folders of an ensemble. A leading `~` in a string
@@ -85,11 +88,14 @@ class Translator:
         Raises ModelError if a folder is missing or damaged or the vocabularies of an ensemble differ,
         UsageError for an unavailable device or an invalid override.
         """
+        device = str(device)
         torch_device = resolve_device(device)
-        folders = [path_of(folder) for folder in (path, *ensemble)]
+        others = [ensemble] if isinstance(ensemble, str | Path) else ensemble
+        folders = [path_of(folder) for folder in (path, *others)]
+        assignments = [overrides] if isinstance(overrides, str) else [*overrides]
         if workers is not None:
-            overrides = (*overrides, f"decoding.workers={workers}")
-        first, *_ = loaded = load_ensemble(folders, tuple(overrides))
+            assignments.append(f"decoding.workers={workers}")
+        first, *_ = loaded = load_ensemble(folders, tuple(assignments))
         translator = cls(
             Ensemble([one.model.to(torch_device) for one in loaded], first.tokenizer, torch_device),
             first.config.decoding,
@@ -125,12 +131,14 @@ class Translator:
 
     def _use(self, decoding: DecodingConfig, direction: Direction) -> None:
         """Decode with these settings, in this direction. Weights, threads and processes are reused where
-        possible. Raises UsageError if the models have no tags or codes for the languages."""
+        possible. Raises UsageError if the models have no tags or codes for the languages, or if a forbidden
+        id is not in the vocabulary."""
         self.direction = self.tokenizer.complete(direction, self.language_tags)
         if "und" not in self.direction or not self.tokenizer.source.codes:  # which `splitter` would miss
             self.tokenizer.tags_of(self.direction, self.language_tags)
         if decoding.mbr is not None:
             sentence_metric(decoding.mbr, self.target_lang)  # raises an error now if it is not installed
+        check_forbidden_ids(decoding, self.tokenizer.target_vocab_size)
         precision = resolve_precision(self.device, decoding.precision)
         count = default_worker_count(self.device) if decoding.workers == "auto" else decoding.workers
         if (old := self._workers) is None or (precision, count) != (old.precision, old.count):

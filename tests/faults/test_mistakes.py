@@ -134,6 +134,12 @@ def test_24_filters_that_reject_all_pairs_are_an_error_with_the_automatic_recipe
     assert code == 3 and reason in one_line(err)
 
 
+def test_23_a_forbidden_token_that_does_not_exist_is_an_error_before_training(mtrain, config_file, tmp_path):
+    code, _, err = mtrain("fit", config_file, "--set", "decoding.forbidden_ids=[99999]", "--quiet")
+    assert code == 2 and "error: decoding.forbidden_ids: no token has the id 99999" in err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 @no_gpu
 def test_27_a_missing_gpu_is_a_usage_error_of_the_commands(mtrain, config_file, run_dir, tmp_path):
     for command in (["fit", config_file], ["translate", run_dir, "It rains."]):

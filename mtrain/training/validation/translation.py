@@ -19,6 +19,7 @@ from mtrain.data.text.writing_systems import main_script
 from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.decode import Ensemble
+from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.decoding.split import Splitter
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
@@ -89,6 +90,7 @@ class Validator:
         # The other search settings come from the `decoding` section.
         search = {"beam_size": config.training.validation_beam_size, "samples": None, "mbr": None}
         self.decoding = config.decoding.model_copy(update=search)
+        check_forbidden_ids(self.decoding, tokenizer.target_vocab_size)  # before training
         self.leading_metric, self.reason = self._choose_metric()
         self.batches = self._encode(micro_batch_tokens)
 

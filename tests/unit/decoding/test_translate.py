@@ -9,6 +9,7 @@ import shutil
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -235,6 +236,9 @@ def test_translations_begin_with_the_given_prefixes(translator: Translator) -> N
     for wrong, message in ((["Eine"], "fewer prefixes"), (["Eine", "", "", ""], "more prefixes")):
         with pytest.raises(UsageError, match=message):
             translator.translate(SOURCES[:3], prefixes=wrong)
+    missing: list[Any] = ["Eine", None, ""]
+    with pytest.raises(TypeError, match="prefixes must be strings"):
+        translator.translate(SOURCES[:3], prefixes=missing)
 
 
 def test_settings_are_checked_and_leave_the_original_alone(translator: Translator) -> None:
@@ -248,6 +252,15 @@ def test_settings_are_checked_and_leave_the_original_alone(translator: Translato
         translator.with_settings(mbr="chrf", beam_size=1)
     with pytest.raises(UsageError, match="must not exceed"):
         translator.with_settings(min_length_ratio=3)
+    with pytest.raises(UsageError, match="no token has the id 99999"):
+        translator.with_settings(forbidden_ids=[99999])
+
+
+def test_single_values_are_taken_for_lists(run_dir: Path, translator: Translator) -> None:
+    device, model = torch.device("cpu"), str(run_dir / "model")
+    both = Translator.load(run_dir, device, "decoding.beam_size=2", ensemble=model)
+    assert both.decoding.beam_size == 2 and len(both.models) == 2
+    assert both.translate("It rains.")[0].text == "Es regnet."
 
 
 def test_json_has_null_for_what_was_not_computed(translator: Translator) -> None:
