@@ -32,7 +32,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device(name)
     if not re.fullmatch(r"mps|(cuda|xpu)(:(0|[1-9][0-9]*))?", name):
-        raise UsageError(f"--device {name}: not supported; give auto, cpu, cuda, cuda:N, mps or xpu")
+        raise UsageError(f"--device {name}: not supported; give auto, cpu, cuda, cuda:N, mps, xpu or xpu:N")
     kind, _, index = name.partition(":")
     count = torch.accelerator.device_count() if kind == accelerator else 0
     if int(index or 0) >= count:

@@ -26,7 +26,7 @@ def choose_alignment_layer(
     model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], device: torch.device
 ) -> int | None:
     """The decoder layer, counted from 0, to take word alignments from: see `best_layer`. None, which means
-    the last layer, if there are no pairs or if the model has an alignment head.
+    the last layer, if no pair is within the limits above, or if the model has an alignment head.
 
     `pairs` are source and target lines, such as validation data. The first of them are used, up to the limits
     above. The training mode of the model is restored.

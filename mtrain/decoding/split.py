@@ -65,9 +65,13 @@ def windows(
             if not texts:
                 started = time.monotonic()
             if rest is not None:
-                beginning = next(rest, None)
-                if beginning is None:
-                    raise UsageError("fewer prefixes than lines; give one for each line (it may be empty)")
+                try:
+                    beginning = next(rest)
+                except StopIteration:
+                    problem = "fewer prefixes than lines; give one for each line (it may be empty)"
+                    raise UsageError(problem) from None
+                if not isinstance(beginning, str):
+                    raise TypeError("prefixes must be strings")
                 beginnings.append(valid_text(beginning))
                 size += len(beginning)
             texts.append(valid_text(text))
@@ -201,6 +205,9 @@ class Splitter(NamedTuple):
         """The ids of the language tag of a line, by default of `self.tags`, the line without it, and the
         target language that the tag of the line names."""
         own = list(self.tags.source)
+        for tag in self.tokenizer.source.marian_tags if text.startswith(">>") else ():
+            if text.startswith(tag):
+                return own, text, tag[2:-2]  # the vocabulary encodes the tag
         language, rest = split_tag(text.lstrip()) if own else (None, text)
         if language is None:
             return own, text, None

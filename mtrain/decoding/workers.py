@@ -63,7 +63,7 @@ class Workers:
         self.originals, self.ensemble = ensemble, for_decoding(ensemble, precision)
         self.precision, self.count = precision, count
         self.start_after = START_AFTER
-        self.sent = 0  # batches that worker processes have decoded
+        self.sent = 0  # batches that were sent to worker processes
         self._start_up(processes and ensemble.search is None and ensemble.device.type == "cpu")
 
     def _start_up(self, processes: bool) -> None:

@@ -56,7 +56,7 @@ def test_auto_selects_an_available_gpu():
 
 @pytest.mark.parametrize("name", ["gpu", "mps:0", "cpu:1", "tpu:0", "cuda:-1", "cuda:", "cuda:00", ""])
 def test_unknown_devices_are_errors(name):
-    with pytest.raises(UsageError, match="not supported; give auto, cpu, cuda, cuda:N, mps or xpu"):
+    with pytest.raises(UsageError, match="not supported; give auto, cpu, cuda, cuda:N, mps, xpu or xpu:N"):
         resolve_device(name)
 
 

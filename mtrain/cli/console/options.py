@@ -92,7 +92,7 @@ Set = Annotated[
     ),
 ]
 Device = Annotated[
-    str, general(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda, cuda:N, mps or xpu.")
+    str, general(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda, cuda:N, mps, xpu or xpu:N.")
 ]
 NoCheck = Annotated[
     bool, Option("--no-check", help="Do not check the corpora before encoding them (data.check).")

@@ -84,8 +84,8 @@ class DecodingConfig(Section):
     )
     alignment_layer: Count | None = Field(
         None,
-        description="decoder layer, starting at 0, whose attention gives word alignments; null: chosen by "
-        "training, or the last layer if the model has an alignment head",
+        description="decoder layer, starting at 0, whose attention gives word alignments; beyond the last "
+        "layer: the last one; null: chosen by training, or the last layer if the model has an alignment head",
     )
     split: SplitMode = Field(
         "long",

@@ -140,6 +140,9 @@ def test_each_part_of_a_long_text_keeps_the_tag(source):
     long = " ".join([text] * 12)
     parts = [translator.translate([f"{tag} {text}"])[0].text] * 12
     assert translator.translate([f"{tag} {long}"])[0].text == " ".join(parts)
+    # Sentences are joined as the language of the tag does, which the config does not know.
+    lines = translator.splitter.parts_of([f">>fra<< {text}", f"{tag} {text}", text], [], 0, False)
+    assert [part.target_lang for part in lines] == ["fra", "deu", None]
     with pytest.raises(UsageError, match="begin each line with a tag of the model, such as >>"):
         translator.between(None, "zh")
     [one] = translator.translate([f"{tag} {text}"], alignments=True)
