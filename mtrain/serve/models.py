@@ -34,7 +34,7 @@ class ServedModel:
         unknown."""
         sources, targets = _languages_of(translator)
         if "und" in (*sources, *targets):
-            cure = "import it again with --set source_lang=... --set target_lang=..."
+            cure = "train it with codes such as de, or import it again with --set source_lang=..."
             raise ModelError(f"{path}: the languages of the model are unknown; {cure}")
         folder = Path(os.path.normpath(path.absolute()))  # a link has a name of its own
         name = folder.parent.name if folder.name == "model" else folder.name
@@ -64,13 +64,15 @@ def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]
 
 def _short_codes(codes: Iterable[str]) -> dict[str, str]:
     """Codes as clients use them, with the model's codes: `de` for `deu_Latn` and, because a model has several
-    of them, `zh-Hans` for `zho_Hans`."""
+    of them, `zh-Hans` for `zho_Hans`. A region stays, because another model may have another one: `zh-TW` for
+    `zh_TW`."""
     known, bases = list(codes), [base_language(code) for code in codes]
     if not any("_" in code for code in known):
         return {code: code for code in known}
+    has_region = [len(code.partition("_")[2]) not in (0, 4) for code in known]
     return {
-        base if bases.count(base) == 1 else find_language(code) or code: code
-        for code, base in zip(known, bases, strict=True)
+        find_language(code) or code if keeps or bases.count(base) > 1 else base: code
+        for code, base, keeps in zip(known, bases, has_region, strict=True)
     }
 
 

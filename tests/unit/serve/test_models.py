@@ -55,6 +55,15 @@ def test_codes_of_a_multilingual_model_have_short_names():
         models.find("en", "zh")
 
 
+@pytest.mark.parametrize("codes", [("zh_CN", "zh_TW"), ("zh-CN", "zh-TW")])
+def test_regions_tell_the_models_of_a_language_apart(codes):
+    models = Models([model(code, "en", code) for code in codes])
+    assert models.targets_of("en") == ["zh-CN", "zh-TW"]
+    for code in codes:
+        assert found(models, "en", code) == found(models, "en", code.replace("_", "-")) == (code, "en", code)
+    assert not models.is_same("zh-CN", "zh-TW")
+
+
 def test_tags_name_the_languages():
     one_to_many = model("a", "en", "de", "target", ["<2de>", "<2fr>", "<other>"])
     assert directions(Models([one_to_many])) == {("en", "de"), ("en", "fr")}
@@ -79,7 +88,10 @@ def test_a_model_is_called_as_its_folder_is(tmp_path):
 
 
 def test_the_languages_of_a_model_must_be_known():
-    with pytest.raises(ModelError, match=r"mine: the languages of the model are unknown; import it again"):
+    with pytest.raises(
+        ModelError,
+        match=r"mine: the languages of the model are unknown; train it with codes such as de, or import",
+    ):
         model("mine", "und", "de")
 
 
