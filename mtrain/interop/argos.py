@@ -8,10 +8,9 @@ from pathlib import Path
 
 from mtrain.checkpoint.card_text import argos_package
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.config.language_names import find_language, language_name
+from mtrain.config.language_names import language_name
 from mtrain.config.languages import base_language
 from mtrain.config.schema import ModelFolderConfig
-from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.storage.atomic import write_text
 from mtrain.storage.manifest import CARD, INFO
@@ -20,14 +19,8 @@ _MODEL = "model"
 
 
 def write_argos(loaded: LoadedModel, folder: Path, quantization: str | None) -> Path:
-    """Write the files of a package to an empty folder. Returns the folder of the CTranslate2 model.
-
-    Raises ModelError if a language is unknown.
-    """
+    """Write the files of a package to an empty folder. Returns the folder of the CTranslate2 model."""
     config, model = loaded.config, folder / _MODEL
-    for code in (config.source_lang, config.target_lang):
-        if find_language(code) is None:
-            raise ModelError(f"argos needs the codes of both languages; {code} is not a code of ISO 639")
     write_ctranslate2(loaded, model, quantization)
     for file in loaded.tokenizer.files:
         (model / file.name).unlink()

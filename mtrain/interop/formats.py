@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import get_args
 
 from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.language_names import find_language
 from mtrain.config.languages import LanguageTags
 from mtrain.config.schema import Config, Format, ModelFolderConfig
 from mtrain.config.sections.model import Architecture, ModelConfig
@@ -44,6 +45,9 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
     if format == "argos":
         if tags != "none":
             return "language_tags must be none, because Argos Translate cannot begin a text with a tag"
+        direction = config.data.direction if isinstance(config, Config) else config.direction
+        if unknown := [code for code in direction if find_language(code) is None]:
+            return f"both languages must have codes of ISO 639, and {unknown[0]} is not one"
         return None if config.tokenizer.joint else "tokenizer.joint must be true, for one vocabulary"
     if tags.startswith("codes") != (format == "m2m_100"):
         with_codes = "models imported from M2M-100 or NLLB-200, which have codes of languages"
