@@ -192,7 +192,8 @@ def require_model(path: Path) -> None:
     require_folder(path)
     if not (path / "config.yaml").exists() and not is_run(path):
         if (path / "model.bin").exists():
-            raise ModelError(f"{path}: is a model for CTranslate2; give the model that it was exported from")
+            kind = "a model for CTranslate2 or Bergamot"
+            raise ModelError(f"{path}: is {kind}; give the model that it was exported from")
         if (path / "config.json").exists() and not is_checkpoint(path):
             raise ModelError(f"{path}: is not a model of mtrain; a Hugging Face model {_IMPORT}")
 

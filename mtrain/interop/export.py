@@ -1,6 +1,7 @@
 """`mtrain export`: writes a model in another format, and verifies it with the program that uses the
 format."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,14 @@ from mtrain.interop.formats import concrete_format, problem_of
 from mtrain.interop.to_transformers import write_m2m_100, write_marian, write_pegasus
 from mtrain.interop.verify import open_bergamot, open_ctranslate2, open_transformers, sentences_of, verify
 from mtrain.storage.atomic import require_new_folder, write_new_folder
+
+log = logging.getLogger(__name__)
+
+# The settings of `decoding` that a model contains in these formats. The other formats name what they lack.
+_SETTINGS_IN_MODEL = {
+    **dict.fromkeys(("ctranslate2", "argos"), ("forbidden_ids", "max_length_ratio", "max_length_offset")),
+    "bergamot": ("forbidden_ids", "alignment_layer"),
+}
 
 
 def export_model(
@@ -46,6 +55,9 @@ def export_model(
     if problem := problem_of(loaded.config, format, loaded.tokenizer, "use --format {}"):
         raise ModelError(f"{model}: {problem}")
     format = concrete_format(loaded.config, format)
+    keys = [each.partition("=")[0].strip().removeprefix("decoding.") for each in overrides]
+    if ignored := [key for key in keys if key not in _SETTINGS_IN_MODEL.get(format, keys)]:
+        log.warning("models for %s have no setting for decoding.%s", format, ", decoding.".join(ignored))
     check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     given = sentences_of(loaded, texts)
     lines: list[str] = []

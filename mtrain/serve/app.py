@@ -88,7 +88,7 @@ class _Wanted(NamedTuple):
         """What the fields of a request say. Raises HTTPException."""
         format_, alternatives = fields.get("format") or "text", str(fields.get("alternatives") or 0)
         if not (alternatives.isdecimal() and len(alternatives) < 4):
-            raise HTTPException(400, "Invalid request: alternatives must be a number")
+            raise HTTPException(400, "Invalid request: alternatives must be a number from 0 to 999")
         if format_ not in ("text", "html"):
             raise HTTPException(400, "Invalid request: format must be text or html")
         aligned = str(fields.get("alignments")).lower() in ("1", "true")

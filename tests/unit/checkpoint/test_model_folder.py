@@ -168,7 +168,7 @@ def test_a_run_whose_checkpoints_were_removed_offers_its_model(run_dir, tmp_path
             "config.json",
             "is not a model of mtrain; a Hugging Face model can be imported with `mtrain import`",
         ),
-        ("model.bin", "is a model for CTranslate2; give the model that it was exported from"),
+        ("model.bin", "is a model for CTranslate2 or Bergamot; give the model that it was exported from"),
     ],
 )
 def test_models_of_other_programs_are_recognized(tmp_path, file, message):

@@ -301,6 +301,8 @@ def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, m
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
     good = ("export", run_dir, tmp_path / "out", "--format")
+    empty = tmp_path / "mine" / "empty.txt"
+    empty.write_text(" \n\n")
     for arguments, expected, message in (
         (("export", run_dir, tmp_path / "mine", "--format", "ctranslate2"), 2, "is not overwritten"),
         (("export", tmp_path / "mine", tmp_path / "out", "--format", "marian"), 4, "not a complete"),
@@ -311,6 +313,7 @@ def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, m
             "--quantization requires --format ctranslate2, argos or bergamot",
         ),
         ((*good, "ctranslate2", "-i", "nowhere"), 3, "nowhere: no such file"),
+        ((*good, "ctranslate2", "-i", empty), 3, "empty.txt: has no text to compare; give another file"),
         ((*good, "ctranslate2", "--set", "model.heads=1"), 2, "only decoding.* can be set"),
     ):
         code, _, err = mtrain(*arguments)

@@ -397,7 +397,8 @@ def test_added_words_are_not_languages(mtrain, originals, tmp_path, new):
     code, _, err = mtrain("import", folder, tmp_path / "out")
     assert (
         code == 0
-        and "added words ['Oz'] are segmented like other text; if one is the code of a language" in err
+        and "1 added words, such as Oz, are segmented like other text; if one is the code of a language"
+        in err
     )
     loaded = load_model(tmp_path / "out")
     assert loaded.config.languages == CODES and 307 not in loaded.config.decoding.forbidden_ids
