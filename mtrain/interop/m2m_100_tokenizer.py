@@ -73,7 +73,7 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     words -= {*pieces, *listed}
     if words:
         advice = "if one is the code of a language, set `special` to true where the tokenizer's files list it"
-        some = f"{len(words)} added words, such as {', '.join(sorted(words)[:5])}"
+        some = f"{len(words)} added word(s), such as {', '.join(sorted(words)[:5])}"
         log.warning("%s: %s, are segmented like other text; %s", folder, some, advice)
     others = {*pieces, *words}
     codes = [token for token in ids if token not in others and not token.startswith("<")]

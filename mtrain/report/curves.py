@@ -57,6 +57,8 @@ def html_curves(runs: Sequence[RunRecords]) -> str:
 
 def _known(run: RunRecords, chart: Chart) -> list[tuple[str, Curve]]:
     """The curves of a run in a chart that have values."""
+    if run.is_classifier and chart.key == "perplexity":  # it predicts no tokens
+        return []
     found = [(metric, run.curves[metric]) for metric in chart.metrics]
     return [(metric, curve) for metric, curve in found if np.isfinite(curve.values).any()]
 

@@ -153,9 +153,10 @@ def html_extremes(run: RunRecords) -> str:
     sentences = run.best.sentences
     sources, translations, [references] = _columns(sentences)
     scores = score_sentences(translations, [references], make_metrics(("chrf",), None))["chrf"]
-    order = sorted(range(len(scores)), key=lambda row: (scores[row], len(references[row])))
-    worst = order[:EXTREMES]
-    best = [row for row in order[::-1] if row not in worst][:EXTREMES]
+    longest = sorted(range(len(scores)), key=lambda row: len(references[row]), reverse=True)
+    worst = sorted(longest, key=lambda row: scores[row])[:EXTREMES]
+    others = [row for row in longest if row not in worst]
+    best = sorted(others, key=lambda row: -scores[row])[:EXTREMES]
 
     source, own_target = _languages(run)
 

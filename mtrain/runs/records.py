@@ -88,10 +88,11 @@ def read_run(folder: Path, name: str) -> RunRecords:
     summary: Record = {}
     with suppress(MtrainError):
         summary = read_summary(data)
+    translates = config_section(config, "model").get("head") != "pair_classifier"
     absent = {
         "the findings of the data check (check.json)": findings is None,
-        "validation samples (samples.jsonl)": not samples,
-        "the translations of the validation set (best_validation.json)": best is None,
+        "validation samples (samples.jsonl)": translates and not samples,
+        "the translations of the validation set (best_validation.json)": translates and best is None,
         "the model": not (folder / "model").is_dir(),
     }
     missing = [what for what, is_missing in absent.items() if is_missing]

@@ -97,6 +97,8 @@ def read_results(run_dir: Path) -> list[Result]:
     """The recorded scores of the best model of a run; none if there is no record, if it is damaged, or if the
     best model has changed since."""
     record = _read(run_dir)
+    if record is None and (run_dir / FILE).exists():
+        log.warning("%s: damaged; the report will lack the scores on test sets", run_dir / FILE)
     with suppress(OSError):  # the model may have been moved
         if record and record.model not in (None, sha256(run_dir / "model" / MANIFEST)):
             return []

@@ -108,6 +108,11 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
             "9 translations of each line were requested, but only 5 are decoded",
         ),
         (["translate", "{run}", "Hi", "--beam-size", "0"], 2, "beam-size"),
+        (
+            ["translate", "{run}", "Hi", "--length-penalty", "50"],
+            2,
+            "'--length-penalty': Input should be less than",
+        ),
         (["translate", "{run}", "Hi", "--set", "decoding.beam=3"], 2, "did you mean 'beam_size'?"),
         (["translate", "{run}", "Hi", "-o", "/nowhere/out"], 6, "/nowhere/out: cannot write"),
         (["translate", "{corpus}", "Hi"], 4, "not a complete checkpoint or model folder"),

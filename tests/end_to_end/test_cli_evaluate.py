@@ -212,6 +212,8 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
             "--bleu-tokenize has no effect on --metrics chrf",
         ),
         (["m", "--setup-comet", "c"], "--setup-comet only makes an environment; leave out MODEL"),
+        (["--setup-comet", "c", "--html", "a"], "--setup-comet only makes an environment; leave out MODEL"),
+        (["--setup-comet", "c", "--reference", "a"], "--setup-comet only makes an environment"),
         (["m", "--metrics", "ter", "--lowercase"], "--lowercase has no effect on --metrics ter; add bleu or"),
         (["m", "--metrics", "comet", "--by-length"], "--by-length has no effect on --metrics comet; add"),
         (["m", "--metrics", "rouge"], "--metrics rouge: choose from bleu, chrf, chrf++, ter, comet"),
@@ -258,6 +260,14 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
         (
             [".", "--hypotheses", "a", "--reference", "b", "--compare", "."],
             "--compare . needs the source sentences; give --source",
+        ),
+        (
+            ["m", "--hypotheses", "a", "--reference", "b", "--to", "de"],
+            "m: MODEL has no effect with --hypotheses if their language is known without it",
+        ),
+        (
+            ["m", "--hypotheses", "a", "--reference", "b", "--source", "c", "--compare", "."],
+            "m: MODEL has no effect with --hypotheses if their language is known without it",
         ),
         (
             ["--hypotheses", "a", "--reference", "b", "--by-length"],

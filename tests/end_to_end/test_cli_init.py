@@ -348,6 +348,10 @@ def test_a_config_is_replaced_only_by_force(mtrain):
     assert mtrain("init", *names, "--force")[0] == 0
     assert load_config(CONFIG).run_dir == "runs/en-fr-2"  # a run that exists is not touched
     assert mtrain("init", *names, "-o", "nowhere/x.yaml")[0] == 6
+    code, _, err = mtrain("init", *names, "-o", "x.yaml.gz")
+    assert code == 2 and "x.yaml.gz: a config cannot be compressed; give another name with -o" in one_line(
+        err
+    )
     assert mtrain("init", *names, "-o", names[0], "--force")[0] == 2
     assert Path(names[0]).read_text().startswith(SOURCES[0])
 
@@ -562,7 +566,7 @@ def answer(arguments, answers):
         (("en fr", "2.5"), ("en", "fr"), 2.5, False),
         (("fr en", "0"), ("fr", "en"), None, True),
         (("Low German, quy", ""), ("nds", "quy"), 60, False),
-        (("French, English", "soon", "-1", "9"), ("fr", "en"), 9, True),
+        (("French, English", "soon", "-1", "1e10", "9"), ("fr", "en"), 9, True),
         (("nds-x", "Anglais French", "it de", ""), ("it", "de"), 60, False),
         (("fr-CA en", ""), ("fr-CA", "en"), 60, True),
         (("en en-GB", "pt-BR", "en-fr", ""), ("en", "fr"), 60, False),

@@ -516,6 +516,7 @@ NO_SAMPLES = ["--set", "decoding.samples=null"]
         (["--top-k", "5"], "--top-k has no effect without --sample"),
         (["--top-p", "0.5"], "--top-p has no effect without --sample"),
         ([*NO_SAMPLES, "--top-p", "0.5"], "--top-p has no effect without --sample"),
+        (["--sample", *NO_SAMPLES], "--sample has no effect with --set decoding.samples=null"),
         (["--sample", "--beam-size", "4"], "--beam-size has no effect on sampling"),
         (["--set", "decoding.samples=2", "--beam-size", "4"], "--beam-size has no effect on sampling"),
     ],

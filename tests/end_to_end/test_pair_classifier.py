@@ -269,6 +269,9 @@ def test_the_report_has_its_curves(classifier, mtrain, tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "best AUC" in page and "Negative log-likelihood (nats/pair)" in page
     assert 'id="attention"' not in page and 'id="bleu-by-length"' not in page
+    assert "perplexity" not in page.lower() and "Not recorded" not in page
+    code, _, err = mtrain("report", classifier, "-o", tmp_path / "report.html", "--sentence", "It rains.")
+    assert code == 2 and "--sentence has no effect, because no run has a translation model" in one_line(err)
 
 
 def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path, monkeypatch):

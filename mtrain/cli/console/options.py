@@ -52,7 +52,8 @@ BeamSize = Annotated[
     int | None, search(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
 ]
 LengthPenalty = Annotated[
-    float | None, search(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA.")
+    float | None,
+    search(min=-10, max=10, metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA."),
 ]
 
 

@@ -114,7 +114,7 @@ def evaluate(
         mtrain evaluate --hypotheses new.de --reference right.de
     """
     if setup_comet is not None:
-        if any((model, source, hypotheses, compare)):
+        if any((model, source, reference, hypotheses, compare, sentence_scores, html)):
             raise UsageError("--setup-comet only makes an environment; leave out MODEL and the files")
         if read_launch().rank == 0:
             _set_up_comet(setup_comet)
@@ -200,6 +200,9 @@ def _check_inputs(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> No
         raise UsageError("--html has no effect without --compare; add it, or leave --html out")
     if hypotheses is not None:
         _check_sources(inputs, outputs, comet)
+        if model is not None and model not in compared and (inputs.models or inputs.languages[1]):
+            problem = "MODEL has no effect with --hypotheses if their language is known without it"
+            raise UsageError(f"{model}: {problem}; leave it out, or give it with --compare")
     read = (inputs.source, *references, *inputs.systems)
     files = [path for path in read if path != model and path is not None]
     reads_streams = any(str(path) == "-" or path.is_fifo() for path in files)

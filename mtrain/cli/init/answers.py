@@ -156,9 +156,9 @@ def _ask_for_minutes() -> float:
 
     def parse(answer: str) -> float:
         with suppress(ValueError):
-            if 0 <= (minutes := float(answer)) < float("inf"):
+            if 0 <= (minutes := float(answer)) <= 1e9:
                 return minutes
-        raise UsageError("give a number of minutes, or 0")
+        raise UsageError("give a number of minutes up to 1000000000, or 0")
 
     return _ask("Minutes that training may take, 0 for no limit", f"{_MINUTES:g}", parse)
 

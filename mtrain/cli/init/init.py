@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from mtrain.cli.console import terminal
 from mtrain.cli.console.output import is_stdout, open_output, print_to_stdout, require_writable
+from mtrain.data import COMPRESSION
 from mtrain.errors import UsageError
 from mtrain.paths import path_of
 
@@ -127,6 +128,8 @@ def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
     if not str(file).isprintable():
         problem = "the name of a config must be printable Unicode text"
         raise UsageError(f"{file}: {problem}; give another one with -o")
+    if file.suffix.lower() in COMPRESSION:
+        raise UsageError(f"{file}: a config cannot be compressed; give another name with -o")
     require_writable(file, inputs)
     if os.path.lexists(file) and not is_stdout(file) and not (force and file.is_file()):
         problem = "not a regular file; give another one with -o"

@@ -132,6 +132,8 @@ def translate(
     with joined_ranks(device) as ranks:
         translator = load_translator(model, str(ranks.device), settings, ensemble, engine, beam_size)
         translator = translator.between(from_, to)
+        if sample and translator.decoding.samples is None:
+            raise UsageError("--sample has no effect with --set decoding.samples=null; leave out one of them")
         if given:
             if translator.decoding.samples is None:
                 option = next(iter(given)).replace("_", "-")

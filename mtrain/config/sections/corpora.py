@@ -159,7 +159,8 @@ class Holdout(Section):
 
     holdout: PositiveInt = Field(
         description="number of pairs to hold out, each with a different source, drawn at random with `seed` "
-        "from all corpora, whatever their weights; training leaves out every pair with one of these sources"
+        "from all corpora, whatever their weights; training leaves out every pair with one of these sources "
+        "or, if the corpora have several directions, with one of these sentences on either side"
     )
 
 

@@ -5,7 +5,7 @@ import weakref
 import pytest
 
 from mtrain.config.language_names import find_language
-from mtrain.config.languages import base_language, find_code
+from mtrain.config.languages import base_language, find_code, scripts_of_language
 from mtrain.errors import UsageError
 
 NLLB = [
@@ -62,6 +62,13 @@ def test_other_codes_are_errors(given: str, known: list[str], message: str) -> N
     with pytest.raises(UsageError) as error:
         find_code(given, known)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("with_script", "expected"), [("ii-Yiii", "YI"), ("sr_Cyrl", "CYRILLIC"), ("ja-Kana", "CJK")]
+)
+def test_a_code_may_name_the_script(with_script: str, expected: str) -> None:
+    assert scripts_of_language(with_script) == (expected,)
 
 
 def test_memory_is_bounded_however_many_words_are_asked_for() -> None:

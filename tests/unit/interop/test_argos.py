@@ -90,7 +90,7 @@ def test_argos_translate_translates_100_lines_as_ctranslate2(ctranslate2, packag
         (
             True,
             {"target_lang": "und"},
-            "argos does not support this model: both languages must have codes of ISO 639, and und is not one",
+            "argos does not support this model: both languages must have codes of ISO 639, and und is not",
         ),
     ],
 )

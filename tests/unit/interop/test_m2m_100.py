@@ -395,10 +395,9 @@ def test_added_words_are_not_languages(mtrain, originals, tmp_path, new):
         edit(file, added_tokens_decoder=added | {"307": word})
         (folder / "added_tokens.json").write_text('{"Oz": 307}')
     code, _, err = mtrain("import", folder, tmp_path / "out")
+    assert code == 0
     assert (
-        code == 0
-        and "1 added words, such as Oz, are segmented like other text; if one is the code of a language"
-        in err
+        "1 added word(s), such as Oz, are segmented like other text; if one is the code of a language" in err
     )
     loaded = load_model(tmp_path / "out")
     assert loaded.config.languages == CODES and 307 not in loaded.config.decoding.forbidden_ids

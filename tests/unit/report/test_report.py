@@ -234,6 +234,22 @@ def test_damaged_findings_are_left_out_with_one_warning(run_dir, tmp_path, caplo
     assert warning == f"{file}: damaged; the report will lack the findings of the data check"
 
 
+def test_of_equally_bad_or_good_translations_the_longest_come_first(other):
+    def sentence(words: int, right: bool) -> dict[str, str]:
+        reference = " ".join(["ja"] * words)
+        return {
+            "source": f"{words} {right}",
+            "reference": reference,
+            "translation": reference if right else "x",
+        }
+
+    sentences = [sentence(words, right) for right in (False, True) for words in (3, 9, 1, 7, 4, 8, 2, 6)]
+    (other / "best_validation.json").write_text(json.dumps({"step": 1, "sentences": sentences}))
+    section = report_page([other]).partition("<h3>Worst</h3>")[2].partition("</section>")[0]
+    expected = [f"{words} {right}" for right in (False, True) for words in (9, 8, 7, 6, 4)]
+    assert re.findall(r">(\d (?:True|False))<", section) == expected
+
+
 def test_a_damaged_model_is_left_out_with_a_warning(run_dir, other, caplog):
     """The curves of the runs are what is needed most after damage."""
     (other / "model/model.safetensors").write_bytes(b"")

@@ -153,12 +153,16 @@ def test_damaged_translations_are_left_out_with_one_warning(tmp_path, caplog):
     ]
 
 
-def test_sections_of_the_config_and_test_scores_may_be_damaged(tmp_path):
+def test_sections_of_the_config_and_test_scores_may_be_damaged(tmp_path, caplog):
     folder = write_run(tmp_path / "run", [training(1)])
     (folder / "config.yaml").write_text("data: 3\ntokenizer: [1]\n")
     for text in ("[]", '{"key": "x", "sets": [{"name": "a"}]}', "{"):
         (folder / "test_scores.json").write_text(text)
         assert read_run(folder, "run").results == []
+        assert (
+            caplog.messages.pop()
+            == f"{folder}/test_scores.json: damaged; the report will lack the scores on test sets"
+        )
     (folder / "config.yaml").write_text("")
     with pytest.raises(ModelError, match=f"^{folder}/config.yaml: damaged: it has no keys; restore it$"):
         read_run(folder, "run")

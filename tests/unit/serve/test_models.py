@@ -89,8 +89,7 @@ def test_a_model_is_called_as_its_folder_is(tmp_path):
 
 def test_the_languages_of_a_model_must_be_known():
     with pytest.raises(
-        ModelError,
-        match=r"mine: the languages of the model are unknown; train it with codes such as de, or import",
+        ModelError, match=r"mine: the languages of the model are unknown; train it with codes"
     ):
         model("mine", "und", "de")
 
