@@ -94,6 +94,8 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     lengths = _find_lengths(config, folder, scanner, tokenizer).of_examples(config.model)
     if config.training.r_drop_after:
         log.warning("training.r_drop_after is ignored; the steps before it are about twice as fast")
+    if config.training.parallel == "fsdp" and devices > 1:
+        log.warning("training.parallel: fsdp is ignored; each device is assumed to hold the whole model")
     planner = _Planner(device, devices, lengths, tokenizer)
     return planner.plan(planner.complete(config, earlier, speed), price)
 
@@ -244,7 +246,8 @@ def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
     if tokens is not None:
         yield f"set training.micro_batch_tokens to {tokens * (2 if training.r_drop else 1)}"
         return
-    if estimator.devices > 1 and not estimator.device.hardware.on_cpu:
+    divides_model = training.parallel == "fsdp"
+    if estimator.devices > 1 and not estimator.device.hardware.on_cpu and not divides_model:
         yield "training.parallel: fsdp may fit, as it divides the model among the devices (not predicted)"
     yield "choose a smaller model.preset: a single sentence of data.max_length does not fit"
     if training.ema_decay is not None:

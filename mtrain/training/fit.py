@@ -33,8 +33,9 @@ def fit(
     If torchrun has started several processes, each is given a device and a share of the work. Rank 0 writes
     the files of the run.
 
-    `resume`: `auto` resumes from the newest valid checkpoint, if there is one; `never` requires a new run
-    folder; a path resumes from that checkpoint. When torchrun restarts the processes, it is always `auto`.
+    `resume`: `auto` resumes from the newest valid checkpoint, if there is one; `never` requires a run
+    folder without checkpoints; a path resumes from that checkpoint. When torchrun restarts the processes, it
+    is always `auto`.
     With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch.
     `on_second_signal` handles a second stop signal; by default, the handler that was set before does.
 

@@ -291,6 +291,8 @@ def test_a_model_that_is_too_large_is_advised_against(mtrain, config_file):
         "advice: training.parallel: fsdp may fit"
         in mtrain("plan", config_file, *arguments, "--devices", 8)[1]
     )
+    _, out, err = mtrain("plan", config_file, *arguments, "--devices", 8, *settings("training.parallel=fsdp"))
+    assert "training.parallel" not in out and "warning: training.parallel: fsdp is ignored" in err
 
 
 def test_steps_that_do_not_fit_in_memory_are_not_timed(mtrain, config_file, set_memory):

@@ -21,12 +21,17 @@ class TensorBoard:
     def __init__(self, run_dir: Path):
         self.folder = run_dir / "tensorboard"
         self.writer: SummaryWriter | None = None
+        self._is_missing = False
 
     def start(self, step: int) -> None:
         """Open a file for the steps after `step`. TensorBoard ignores older events of these steps, which an
         interrupted run has written and a resumed run writes again."""
         if find_spec("tensorboard") is None:
-            log.info("tensorboard: not installed, no events are written; pip install 'mtrain[tensorboard]'")
+            if not self._is_missing:
+                log.info(
+                    "tensorboard: not installed, no events are written; pip install 'mtrain[tensorboard]'"
+                )
+            self._is_missing = True
             return
         from torch.utils.tensorboard import SummaryWriter
 

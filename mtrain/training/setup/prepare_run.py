@@ -33,6 +33,7 @@ from mtrain.training.setup.tokenizer import (
     existing_tokenizer,
     learns_tokenizer,
     prepare_tokenizer,
+    shared_tokenizer,
     tokenizer_normalizers,
     vocab_size_choice,
     vocab_size_is_automatic,
@@ -155,6 +156,8 @@ def prepare_run(
         if initial_model and initial_model.tokenizer.fingerprint != tokenizer.fingerprint:
             reason = f"its tokenizer is not the one of {config.training.init_from}"
             cure = "replace it with `mtrain tokenize CONFIG --force`"
+            if shared_tokenizer(config.data):  # which --force would not replace
+                cure = "give another --run-dir"
             raise UsageError(f"{config.run_dir}: {reason}; {cure}")
         if checkpoint is None:
             record_initial_model(folder.run_dir, initial_model, config.training.init_from)

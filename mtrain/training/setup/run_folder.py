@@ -250,7 +250,9 @@ def _stages_by_number(data: DataConfig) -> list[dict[str, Any]] | None:
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the keys that differ, in dotted form, with both values. Corpora are compared one by one."""
-    if isinstance(old, dict) and isinstance(new, dict) and (old.keys() == new.keys() or not path):
+    are_dicts = isinstance(old, dict) and isinstance(new, dict)
+    # TSV corpora lack the keys that are false.
+    if are_dicts and (not path or old.keys() == new.keys() or old.keys() & new.keys() & CORPUS_KINDS):
         for key in sorted(old.keys() | new.keys()):
             yield from _changes(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
     elif _are_sections(old) and _are_sections(new) and len(old) == len(new):
@@ -271,7 +273,7 @@ def _format_value(value: Any) -> str:
         named = (part for key, part in value.items() if key in CORPUS_KINDS or key == "target")
         if files := [file for file in named if file is not None]:
             return " and ".join(map(_format_value, files))
-        if any(isinstance(part, dict) for part in value.values()):  # test sets by name
+        if value and all(isinstance(part, dict) for part in value.values()):  # test sets by name
             return " and ".join(_format_value(value[key]) for key in sorted(value))
         return to_yaml_line({key: part for key, part in value.items() if part not in (None, False, 0, "off")})
     if isinstance(value, list):

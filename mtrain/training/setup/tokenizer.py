@@ -94,7 +94,10 @@ def prepare_tokenizer(
         raise UsageError(f"{shared}: may be in use by other runs; give another data.folder")
     if (folder / _SETTINGS).exists() and not force:
         if config.tokenizer != tokenizer_settings(folder):
-            cure = "give another --run-dir" if trained else "replace it with `mtrain tokenize CONFIG --force`"
+            is_needed = trained or shared  # see `force` above
+            cure = (
+                "give another --run-dir" if is_needed else "replace it with `mtrain tokenize CONFIG --force`"
+            )
             raise UsageError(f"{folder}: was learned with other tokenizer settings; restore them, or {cure}")
         if not trained and not shared:
             _warn_if_text_has_changed(folder, config, scanner)

@@ -57,29 +57,26 @@ def make_optimizer(
     """AdamW (Loshchilov and Hutter 2019), with Muon for the matrices of layers if so configured. Weight decay
     applies to matrices, embeddings included, but not to biases and norms, as in nanoGPT. For the other
     arguments, see `Muon`."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
     is_muon = config.optimizer == "muon"
-    in_layers = {id(p) for n, p in model.named_parameters() if is_muon and re.match(r"(en|de)coder\.", n)}
-    # Only with `encoder_after`, the encoder is trained at other rates.
-    encoder = {id(p) for p in parameters_of(model, "encoder")} if config.encoder_after else set[int]()
-    groups: list[dict[str, Any]] = []
-    for is_encoder in (False, True):
-        own = [p for p in parameters if (id(p) in encoder) == is_encoder]
-        matrices, others = [p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]
-        for parts, decay, uses_muon in (
-            ([p for p in matrices if id(p) not in in_layers], config.weight_decay, False),
-            (others, 0.0, False),
-            ([p for p in matrices if id(p) in in_layers], config.weight_decay, True),
-        ):
-            options = {"weight_decay": decay, "is_encoder": is_encoder, "uses_muon": uses_muon}
-            groups += [{"params": parts, **options}] if parts else []
+    groups: dict[tuple[object, ...], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_matrix = parameter.dim() > 1
+            options = {
+                "weight_decay": config.weight_decay if is_matrix else 0.0,
+                # Only with `encoder_after`, the encoder is trained at other rates.
+                "is_encoder": bool(config.encoder_after and re.match(_PARTS["encoder"], name)),
+                "uses_muon": bool(is_muon and is_matrix and re.match(r"(en|de)coder\.", name)),
+            }
+            group = groups.setdefault((*options.values(),), {"params": [], **options})
+            group["params"].append(parameter)
     # On these devices, fused optimizers are known to skip steps; see `step_unless`.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     # Each step sets the learning rate.
     common: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "eps": 1e-9, "fused": fused}
     if is_muon:
-        return Muon(groups, precision, workers, pool, **common)
-    return torch.optim.AdamW(groups, **common)
+        return Muon([*groups.values()], precision, workers, pool, **common)
+    return torch.optim.AdamW([*groups.values()], **common)
 
 
 # How the names of the parameters of each part of `training.freeze` begin, as regular expressions.

@@ -17,6 +17,7 @@ from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.kernels.triton import available
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.fit import fit
+from mtrain.training.setup.prepare_run import prepare_only
 from mtrain.training.setup.run_folder import write_config
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights
@@ -60,7 +61,7 @@ def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
         fit_on_cpu(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
 
 
-def test_a_tokenizer_learned_with_other_settings_is_not_used(make_config):
+def test_a_tokenizer_learned_with_other_settings_is_not_used(make_config, tmp_path):
     config = make_config()
     tokenize(config)
     with pytest.raises(UsageError, match="other tokenizer settings"):
@@ -76,6 +77,10 @@ def test_a_tokenizer_learned_with_other_settings_is_not_used(make_config):
         tokenize(config)
     with pytest.raises(UsageError, match="checkpoints need this tokenizer"):
         tokenize(config, force=True)
+    shared = {"folder": str(tmp_path / "shared")}
+    prepare_only(make_config("other", data=shared))
+    with pytest.raises(UsageError, match="other tokenizer settings; restore them, or give another --run-dir"):
+        fit_on_cpu(make_config("other", data=shared, tokenizer={"vocab_size": 331}))
 
 
 @pytest.mark.parametrize(
@@ -258,6 +263,19 @@ def test_a_changed_corpus_is_named_by_its_files(make_config, corpus, tmp_path):
     weighted = make_config(data={"train": [{**sources[0], "weight": 2.0}, sources[1]]})
     with pytest.raises(UsageError, match=r"data\.train\[1\]\.weight was 1\.0 .* now; restore it"):
         fit(weighted, device="cpu", allow_data_change=True)
+
+
+def test_a_changed_setting_of_a_corpus_is_named(make_config, corpus, tmp_path):
+    lines = zip(*((corpus / f"train.{code}").read_text().splitlines() for code in ("en", "de")), strict=True)
+    (tmp_path / "train.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in lines))
+    train = {"tsv": str(tmp_path / "train.tsv")}
+    fit_on_cpu(make_config(data={"train": train}, training={"max_steps": 2}))
+    with pytest.raises(UsageError, match=r"data\.train\.quotes was null when this run began and is true now"):
+        fit_on_cpu(make_config(data={"train": {**train, "quotes": True}}))
+    scored = {"min_score": {"column": 2, "value": 0.5}}
+    found = r"data.filters was null when this run began and is \{min_score: \{column: 2, value: 0.5\}\} now"
+    with pytest.raises(UsageError, match=found):
+        fit_on_cpu(make_config(data={"train": train, "filters": scored}))
 
 
 def test_test_sets_and_the_arithmetic_may_change(make_config, corpus, caplog):
