@@ -11,7 +11,7 @@ from mtrain.data.pairs.rejections import REASONS, Codes, format_counts
 from mtrain.data.reading.blocks import RawBlock, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.lines import decode_block
-from mtrain.data.reading.records import split_quoted
+from mtrain.data.reading.records import Column, split_quoted
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.errors import DataError, UsageError
 from mtrain.progress_bar import ProgressBar
@@ -19,6 +19,7 @@ from mtrain.progress_bar import ProgressBar
 log = logging.getLogger(__name__)
 
 Examples = dict[str, list[str]]  # of rejected pairs, by reason
+Lines = tuple[list[str], list[int]]  # of a block; see `_lines_of`
 _EXAMPLES = 3  # pairs that are shown for each reason
 _SHOWN = 160  # characters of a pair that are shown
 
@@ -48,9 +49,10 @@ def clean(
     replaced = 0  # sentences in which a tab or a line end was replaced
     with ProgressBar("clean: written", "pairs", total, not shows_progress) as progress:
         for index, corpus in enumerate(data.train):
-            for raw in read_blocks(corpus):
+            score = data.score_of(corpus)
+            for raw in read_blocks(corpus, score=score):
                 codes = rejections.of_pairs(index, raw.first, raw.end.first)
-                replaced += _write(raw, corpus, codes, out, rejected, examples)
+                replaced += _write(raw, _lines_of(raw, corpus, score), codes, out, rejected, examples)
                 progress.add(len(codes))
     scanner.files.require_unchanged(data.train)
     _log(total, counts, examples, replaced)
@@ -72,11 +74,11 @@ def _log(total: int, rejected: dict[str, int], examples: Examples, replaced: int
 
 
 def _write(
-    raw: RawBlock, corpus: Corpus, codes: Codes, out: IO[str], rejected: IO[str] | None, examples: Examples
+    raw: RawBlock, found: Lines, codes: Codes, out: IO[str], rejected: IO[str] | None, examples: Examples
 ) -> int:
     """Write the pairs of a block, and collect examples of rejected ones. Returns the number of sentences that
     were written with a space in place of a tab or a line end."""
-    lines, replaced = _lines_of(raw, corpus)
+    lines, replaced = found
     out.write("\n".join([*compress(lines, codes == 0), ""]))
     reasons = [(i, REASONS[codes[i] - 1]) for i in codes.nonzero()[0].tolist()]
     if rejected is not None:
@@ -88,9 +90,10 @@ def _write(
     return sum(replaced if rejected is not None else compress(replaced, codes == 0))
 
 
-def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[list[str], list[int]]:
-    """The pairs of a block as lines of TSV, with the error in place of an unreadable one; and in how many
-    sentences of each pair a tab or a line end was replaced by a space."""
+def _lines_of(raw: RawBlock, corpus: Corpus, score: Column | None) -> Lines:
+    """The pairs of a block as lines of TSV, with the error in place of one that is unreadable or lacks the
+    score; and in how many sentences of each pair a tab or a line end was replaced by a space. Lines of TSV
+    that lack the score are kept."""
     if isinstance(corpus, TsvCorpus):
         first = raw.first - raw.skipped
         decoded = decode_block(raw.lines[0], raw.names[0], first)
@@ -102,7 +105,7 @@ def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[list[str], list[int]]:
             lines = [_reorder(line, *columns) for line in lines]
         lines, others = _make_readable(lines, "")
         return lines, [*map(max, replaced, others)]
-    block = parse_block(raw, corpus)
+    block = parse_block(raw, corpus, score)
     (sources, in_sources), (targets, in_targets) = (_make_readable(side, "\t\n") for side in block[:2])
     rows = zip(map("{}\t{}".format, sources, targets), map(add, in_sources, in_targets), strict=True)
     pairs = dict(zip(block.numbers, rows, strict=True))

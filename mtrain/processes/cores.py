@@ -54,10 +54,7 @@ def control_groups(root: Path, controller: str) -> Iterator[Path]:
         for mount in (controller, controllers) if controllers else ("", "unified"):
             top = root / "sys/fs/cgroup" / mount
             group = top / path.lstrip("/")
-            for folder in (group, *group.parents):
-                yield folder
-                if folder == top:
-                    break
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
 
 
 def openmp_settings(environment: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.text.hashes import Hashes, unique
+from mtrain.data.text.hashes import Hashes, contains, unique
 from mtrain.tokenizer.rows import Indices
 
 _SPACE = 2**64
@@ -40,11 +40,8 @@ def _repeats(keys: Hashes) -> npt.NDArray[np.bool_]:
     """Which keys repeat an earlier one."""
     ordered = np.sort(keys)
     repeated = unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    several = np.flatnonzero(contains(repeated, keys))  # whose keys are not unique
+    several = several[np.argsort(keys[several], kind="stable")]
     is_repeat = np.zeros(len(keys), np.bool_)
-    if len(repeated):
-        places = np.searchsorted(repeated, keys)
-        indices = np.flatnonzero(repeated.take(places, mode="clip") == keys)
-        indices = indices[np.argsort(places[indices], kind="stable")]
-        of_same_key = places[indices[1:]] == places[indices[:-1]]
-        is_repeat[indices[1:][of_same_key]] = True
+    is_repeat[several[1:][keys[several[1:]] == keys[several[:-1]]]] = True
     return is_repeat

@@ -58,7 +58,7 @@ class RawFiles:
             before = chain.from_iterable(files for known, files in self._files if known == corpus)
             for file in dict.fromkeys((*before, *files_of(corpus))):
                 if _stamp(file) != self._stamps.get(file):
-                    raise DataError(f"{file}: changed while it was encoded; run again")
+                    raise DataError(f"{file}: changed while it was read; run again")
 
     def record_digests(self, folder: Path) -> None:
         """Record the SHA-256 of the files that were hashed in a data folder, unless all are recorded or the

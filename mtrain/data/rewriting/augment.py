@@ -43,11 +43,16 @@ _NOISE_WORDS, _NOISE_CHARACTERS = 6, 5  # at most, in a text and in a word
 _PLACEHOLDERS = range(0xD800, 0xE000)  # surrogates: no text contains them, and they are no letters
 
 
-def has_case(text: str, language: str) -> bool:
-    """Whether a text is in a script with capital letters: its language is not known to have other scripts
-    only, and most of its letters have a capital form, since a text may be in another language."""
+def may_have_case(language: str) -> bool:
+    """Whether a language has a script with capital letters, or its scripts are not known."""
     scripts = scripts_of_language(language)
-    if scripts and _CASED.isdisjoint(scripts):
+    return not scripts or not _CASED.isdisjoint(scripts)
+
+
+def has_case(text: str, language: str) -> bool:
+    """Whether a text is in a script with capital letters: its language may be, and most of its letters have a
+    capital form, since a text may be in another language."""
+    if not may_have_case(language):
         return False
     letters = [character for character in text if character.isalpha()]
     return 2 * sum(letter.upper() != letter.lower() for letter in letters) > len(letters)
@@ -83,7 +88,8 @@ def title_cased(text: str, language: str) -> str:
 
     def capitalized(match: re.Match[str]) -> str:
         start = match[2]
-        return match[1] + special.get(start, start[0].title() + start[1:])
+        first = special.get(start[0], start[0].title())
+        return match[1] + special.get(start, first + start[1:])
 
     return _WORD_START.sub(capitalized, text)
 

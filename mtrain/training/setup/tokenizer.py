@@ -14,7 +14,7 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.epochs.mixing import weights_by_size
 from mtrain.data.prepare import make_scanner
 from mtrain.data.preparing.inputs import PATHS, describe_data
-from mtrain.data.rewriting.augment import Side, with_cases
+from mtrain.data.rewriting.augment import Side, may_have_case, with_cases
 from mtrain.data.scanning.block_check import Normalizers
 from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.data.store.folder import CURE, DataFolder, shared_tokenizer
@@ -168,10 +168,12 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     weights = None
     if data.temperature is not None:
         weights = weights_by_size(text.sizes(len(data.train)), data.temperature)
-    if data.augment is None or not data.augment.cases:
+    direction = data.common_direction(data.train)
+    # If the source has no capitals, training changes neither side; see `change_pair`.
+    if data.augment is None or not data.augment.cases or not may_have_case(direction.source):
         return (lambda: text.side(0, weights)), (lambda: text.side(1, weights))
     augment, symbols = data.augment, pattern_of(config.tokenizer.symbols)
-    source, target = (Side(language, symbols) for language in data.common_direction(data.train))
+    source, target = (Side(language, symbols) for language in direction)
     return (
         lambda: with_cases(text.side(0, weights), source, augment, config.seed),
         lambda: with_cases(text.side(1, weights), target, augment, config.seed),

@@ -120,6 +120,16 @@ def test_unreadable_pairs(clean, tmp_path):
     assert (tmp_path / "no").read_text() == rejected
 
 
+def test_a_pair_without_the_score_is_rejected_with_the_reason(clean, tmp_path):
+    lines = '{"s": "a", "t": "b"}\n{"s": "c", "t": "d", "q": 1}\n'
+    train = {"jsonl": write(tmp_path / "x.jsonl", lines), "source_field": "s", "target_field": "t"}
+    filters = {"min_score": {"column": "q", "value": 0}}
+    code, _, err, kept = clean(train, "--rejected", tmp_path / "no", bad_lines="skip", filters=filters)
+    reason = f"{tmp_path}/x.jsonl:1: no field 'q'; available fields: s, t"
+    assert (code, kept) == (0, "c\td\n") and reason in err
+    assert (tmp_path / "no").read_text() == f"bad\t{reason}\n"
+
+
 def test_if_no_pair_is_left_nothing_is_written(clean, tmp_path):
     write(tmp_path / "out.tsv", "old")
     train = {"tsv": write(tmp_path / "t.tsv", "a\ta\nb\tb\nc c c c c\td\n")}

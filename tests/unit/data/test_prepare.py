@@ -188,7 +188,7 @@ def test_a_file_that_changes_before_it_is_encoded_is_an_error(
     assert scanner.result.pairs == len(TOY) and scanner.files.content_hashes
     time.sleep(0.05)  # the times of files have a resolution of some milliseconds
     file.write_bytes(content.replace(b"a", b"b"))
-    with pytest.raises(DataError, match=f"{name}: changed while it was encoded; run again"):
+    with pytest.raises(DataError, match=f"{name}: changed while it was read; run again"):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
     file.write_bytes(content)  # the fingerprint is as at the first scan again
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
@@ -202,7 +202,7 @@ def test_a_file_that_a_pattern_no_longer_matches_is_an_error(tmp_path: Path, tok
     scanner = CorpusScanner(RawFiles(data), 1, tmp_path)
     assert scanner.result.pairs == len(TOY) and scanner.files.content_hashes
     (tmp_path / "part-2.tsv").rename(tmp_path / "moved.tsv")
-    with pytest.raises(DataError, match=r"part-2\.tsv: changed while it was encoded; run again"):
+    with pytest.raises(DataError, match=r"part-2\.tsv: changed while it was read; run again"):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
     assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
 
@@ -213,7 +213,7 @@ def test_a_filtered_corpus_that_grows_before_it_is_encoded_is_an_error(tmp_path:
     assert scanner.result.pairs == len(TOY) and scanner.files.content_hashes
     with (tmp_path / "train.tsv").open("a") as file:
         file.write("one\tmore\n")
-    with pytest.raises(DataError, match=r"train\.tsv: changed while it was encoded; run again"):
+    with pytest.raises(DataError, match=r"train\.tsv: changed while it was read; run again"):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
 
 
@@ -229,7 +229,7 @@ def test_a_file_that_loses_its_last_shard_while_it_is_encoded_is_an_error(
     data = config(tmp_path)
     for name in ("BLOCK", "SHARD"):
         monkeypatch.setattr(encode_shards, name, 50)
-    with pytest.raises(DataError, match="changed while it was encoded"):
+    with pytest.raises(DataError, match="changed while it was read"):
         prepare_data(data, Shortening(tokenizer.files[0].parent), tmp_path / "data", seed=1)
     assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
 

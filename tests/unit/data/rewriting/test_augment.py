@@ -28,6 +28,7 @@ ANY = random.Random(1)
         ),
         ("de", "große Straße", "GROSSE STRASSE", "Große Straße"),
         ("tr", "iyi ılık", "İYİ ILIK", "İyi Ilık"),
+        ("az", "ijevan", "İJEVAN", "İjevan"),
         ("en", "iyi", "IYI", "Iyi"),
         ("crh", "iyi ılık", "İYİ ILIK", "İyi Ilık"),
         ("tat-Latn", "iyi", "IYI", "Iyi"),

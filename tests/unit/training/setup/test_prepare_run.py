@@ -116,6 +116,21 @@ def test_mistakes_in_the_arguments_of_prepare_are_one_line(mtrain, config_file):
     assert code == 3 and err == "error: nowhere.en: no such file\n"
 
 
+def test_sources_without_capitals_leave_the_text_of_the_tokenizer_unchanged(make_config, corpus, tmp_path):
+    """Training changes neither side then."""
+    hebrew = str.maketrans({chr(ord("a") + n): chr(0x5D0 + n) for n in range(26)})
+    (tmp_path / "train.he").write_text((corpus / "train.en").read_text().lower().translate(hebrew))
+    train = {"source": str(tmp_path / "train.he"), "target": str(corpus / "train.de")}
+    pieces = []
+    for name, augment in (("plain", None), ("cased", {"uppercase": 1})):
+        data = {"source_lang": "he", "train": train, "augment": augment}
+        sizes = {"joint": False, "vocab_size": 302}
+        config = make_config(name, data=data, tokenizer=sizes, model={"tie_embeddings": "none"})
+        tokenizer = tokenize(config)
+        pieces.append((tokenizer.source.pieces, tokenizer.target.pieces))
+    assert pieces[0] == pieces[1]
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_the_tokenizer_is_learned_from_text_with_the_letter_case_of_training(make_config, joint):
     keys = {"tokenizer": {"joint": joint, "vocab_size": 302}, "model": {"tie_embeddings": "none"}}
