@@ -19,7 +19,7 @@ from mtrain.data.prepare import PreparedData, make_scanner, open_data, prepare_d
 from mtrain.data.preparing.check_report import log_warnings
 from mtrain.data.preparing.encode_folder import locked_unless_complete
 from mtrain.data.preparing.inputs import check_corpora, has_same_text
-from mtrain.data.store.folder import DataFolder
+from mtrain.data.store.folder import DataFolder, shared_tokenizer
 from mtrain.device import keep_freed_memory
 from mtrain.distributed.ranks import JsonValue
 from mtrain.errors import StorageError, UsageError
@@ -33,7 +33,6 @@ from mtrain.training.setup.tokenizer import (
     existing_tokenizer,
     learns_tokenizer,
     prepare_tokenizer,
-    shared_tokenizer,
     tokenizer_normalizers,
     vocab_size_choice,
     vocab_size_is_automatic,

@@ -162,9 +162,9 @@ def test_weight_decay_applies_to_matrices_and_embeddings_only(make_config, tie):
     words = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 8, "output_bias": True}
     model = Transformer(ModelConfig(**words, d_model=8, ffn_dim=12, positions="learned", tie_embeddings=tie))
     groups = make_optimizer(model, make_config(training={"weight_decay": 0.1}).training).param_groups
-    spared, decayed = sorted(groups, key=lambda group: group["weight_decay"])
-    assert [group["weight_decay"] for group in (spared, decayed)] == [0.0, 0.1]
-    decayed, spared = ({id(p) for p in group["params"]} for group in (decayed, spared))
+    groups.sort(key=lambda group: group["weight_decay"])
+    assert [group["weight_decay"] for group in groups] == [0.0, 0.1]
+    spared, decayed = ({id(p) for p in group["params"]} for group in groups)
     assert len(decayed) + len(spared) == len(list(model.parameters())) and not decayed & spared
     for name, parameter in model.named_parameters():
         small = "norm" in name or name.endswith("bias")
