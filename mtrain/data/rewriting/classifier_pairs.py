@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mtrain.config.languages import are_spaced
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.rewriting.rewrite import BLOCK, Blocks, Key, make_generator
 from mtrain.data.store.shards import EncodedCorpus
+from mtrain.data.text.writing_systems import script_of
 from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import SPACE
@@ -125,6 +127,8 @@ class Corrupter:
         new = self._change(kind, pair[side], other[side], generator)
         if new is None:
             return None
+        if kind not in ("misaligned", "wrong_language"):
+            new = self._as_encoded(new, pair[side], other[side])
         # A text in the wrong language takes the place of the other side.
         replaced = 1 - side if kind == "wrong_language" else side
         both = pair, (pair[0], new) if replaced else (new, pair[1])
@@ -185,7 +189,16 @@ class Corrupter:
     def _inserted(self, ids: TokenIds, word: TokenIds, generator: random.Random) -> TokenIds:
         words = self._words(ids)
         words.insert(generator.randint(0, len(words)), word)
-        return _joined(words)
+        return self._as_encoded(_joined(words), ids)
+
+    def _as_encoded(self, new: TokenIds, *origins: TokenIds) -> TokenIds:
+        """Tokens that were moved or removed from sides, as the new text is encoded. This matters in text without
+        spaces: only its first token begins with a space, whichever that is."""
+        if any(self._begins_word[token] for ids in origins for token in ids[1:]):  # whole words were moved
+            return new
+        text, *others = self._vocabulary.decode([new, *origins])
+        spaced = are_spaced(map(script_of, others))
+        return new if spaced else self._vocabulary.encode([text.replace(" ", "")])[0]
 
 
 def _truncated(words: Words, generator: random.Random) -> TokenIds | None:

@@ -94,6 +94,25 @@ def test_words_are_replaced_and_moved(tokenizer):
         assert all(sorted(a.split()) == sorted(b.split()) for a, b in zip(good, bad, strict=True))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("misaligned", "wrong_language")])
+def test_sides_without_spaces_are_encoded_as_their_text(tmp_path, kind):
+    """Otherwise, the space before the first token would tell the versions apart."""
+    pairs = [("我有5个苹果。", "我有5个苹果。"), ("今天下雨。", "今天下雨。")]
+    text = [*(side for pair in pairs for side in pair), *"0123456789"]
+    tokenizer = train(tmp_path, text, text, vocab_size=32, type="bpe", byte_fallback=False)
+    corrupter, generator = Corrupter(tokenizer, 64), random.Random(1)
+    first, other = (encoded(tokenizer, *pair) for pair in pairs)
+    for pair in (first, other):
+        made = [
+            corrupter.corrupt(kind, pair, first if pair is other else other, generator) for _ in range(30)
+        ]
+        versions = [version for example in made if example is not None for version in example]
+        assert len(versions) > 30
+        for side in (side for version in versions for side in version):
+            [text] = tokenizer.decode([side])
+            assert tokenizer.encode_source([text]) == [side] and " " not in text
+
+
 def numbers(text: str) -> list[str]:
     return re.findall(r"\d+", text)
 
