@@ -192,8 +192,8 @@ class Corrupter:
         return self._as_encoded(_joined(words), ids)
 
     def _as_encoded(self, new: TokenIds, *origins: TokenIds) -> TokenIds:
-        """Tokens that were moved or removed from sides, as the new text is encoded. This matters in text without
-        spaces: only its first token begins with a space, whichever that is."""
+        """Tokens that were moved or removed, as the new text is encoded. This matters in text without spaces:
+        only its first token begins with a space, whichever that is."""
         if any(self._begins_word[token] for ids in origins for token in ids[1:]):  # whole words were moved
             return new
         text, *others = self._vocabulary.decode([new, *origins])
