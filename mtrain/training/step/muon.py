@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mtrain.distributed.shards import divided_like, own_part, whole
-from mtrain.kernels.precision import cpu_has_amx
+from mtrain.kernels.precision import cpu_has_bf16
 
 MOMENTUM = 0.95
 # The root mean square of an update, relative to the learning rate. Updates of AdamW are about as large, so
@@ -45,8 +45,8 @@ class Muon(torch.optim.AdamW):
         super().__init__(groups, **options)
         self._workers, self._pool = workers, pool
         first = self.param_groups[0]["params"][0]
-        # Ranks must compute identical updates, but the CPUs of different machines may not all have AMX.
-        is_fast = first.device.type == "cuda" or (cpu_has_amx() and not dist.is_initialized())
+        # Ranks must compute identical updates, but the CPUs of different machines may not all have bf16.
+        is_fast = first.device.type == "cuda" or (cpu_has_bf16() and not dist.is_initialized())
         # The type in which matrices are orthogonalized.
         self._dtype = torch.bfloat16 if is_fast and precision == "bf16" else first.dtype
 

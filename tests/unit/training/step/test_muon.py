@@ -26,9 +26,11 @@ def make_model() -> Transformer:
     return model
 
 
-def steps_of(model: Transformer, count: int = 3, **settings: object) -> list[dict[str, Tensor]]:
+def steps_of(
+    model: Transformer, count: int = 3, precision: str = "fp32", **settings: object
+) -> list[dict[str, Tensor]]:
     """The changes of all parameters in steps with the same gradients."""
-    optimizer = make_optimizer(model, TrainingConfig.model_validate(settings))
+    optimizer = make_optimizer(model, TrainingConfig.model_validate(settings), precision)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     changes = []
     for _ in range(count):
@@ -114,6 +116,20 @@ def test_a_step_that_is_skipped_changes_nothing(value: float) -> None:
             assert all(map(torch.equal, model.parameters(), start))
     for (name, parameter), before in zip(model.named_parameters(), start, strict=True):
         torch.testing.assert_close(parameter.detach() - before, steps[0][name])
+
+
+@pytest.mark.parametrize(
+    ("has_bf16", "in_ranks", "precision"),
+    [(True, False, "bf16"), (True, False, "fp32"), (True, True, "bf16"), (False, False, "bf16")],
+)
+def test_products_are_in_bf16_if_the_cpu_has_instructions_for_it(monkeypatch, has_bf16, in_ranks, precision):
+    """Ranks compute in fp32: their CPUs may differ, but their weights must not."""
+    [exact] = steps_of(make_model(), 1, optimizer="muon")
+    monkeypatch.setattr("mtrain.training.step.muon.cpu_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr("mtrain.training.step.muon.dist.is_initialized", lambda: in_ranks)
+    [found] = steps_of(make_model(), 1, precision, optimizer="muon")
+    is_exact = all(torch.equal(found[name], change) for name, change in exact.items())
+    assert is_exact != (has_bf16 and not in_ranks and precision == "bf16")
 
 
 def test_threads_share_the_matrices() -> None:
