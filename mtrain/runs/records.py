@@ -59,7 +59,11 @@ class RunRecords(NamedTuple):
     @property
     def is_classifier(self) -> bool:
         """Whether the model is a pair classifier, which does not translate."""
-        return config_section(self.config, "model").get("head") == "pair_classifier"
+        return _is_of_classifier(self.config)
+
+
+def _is_of_classifier(config: Record) -> bool:
+    return config_section(config, "model").get("head") == "pair_classifier"
 
 
 def read_run(folder: Path, name: str) -> RunRecords:
@@ -88,7 +92,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
     summary: Record = {}
     with suppress(MtrainError):
         summary = read_summary(data)
-    translates = config_section(config, "model").get("head") != "pair_classifier"
+    translates = not _is_of_classifier(config)
     absent = {
         "the findings of the data check (check.json)": findings is None,
         "validation samples (samples.jsonl)": translates and not samples,
