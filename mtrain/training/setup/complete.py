@@ -198,7 +198,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
         log.info(message, format_duration(tokens / timer.speed))
     choices = choose_training(size, budget, timer.speed, batch, steps, sizes["d_model"])
     if not is_fine_tuning and config.model.norm == "pre" and not config.model.is_classifier:
-        choices += choose_optimizer(size, budget, tokens)
+        choices += choose_optimizer(budget)
     if is_fine_tuning:
         choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])
     return [*presets, *choices]

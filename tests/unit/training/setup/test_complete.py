@@ -157,7 +157,7 @@ def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
     ("sections", "device", "optimizer"),
     [
         ({"training": {"max_minutes": 5.0}}, CPU, "muon"),
-        ({"training": {"max_minutes": 60.0}}, CPU, "adamw"),  # more epochs
+        ({"training": {"max_minutes": 60.0}}, CPU, "muon"),
         ({"training": {"max_minutes": 5.0, "optimizer": "adamw"}}, CPU, "adamw"),
         ({"training": {"max_minutes": 5.0}, "model": {"preset": "auto", "norm": "post"}}, CPU, "adamw"),
         ({"training": {"max_minutes": 5.0, "init_from": "runs/y/model"}}, CPU, "adamw"),
