@@ -91,9 +91,9 @@ def _write(
 
 
 def _lines_of(raw: RawBlock, corpus: Corpus, score: Column | None) -> Lines:
-    """The pairs of a block as lines of TSV, with the error in place of one that is unreadable or lacks the
-    score; and in how many sentences of each pair a tab or a line end was replaced by a space. Lines of TSV
-    that lack the score are kept."""
+    """The pairs of a block as lines of TSV, and in how many sentences of each pair a tab or a line end was
+    replaced by a space. The line of an unreadable pair is the error; so is that of a pair without the score,
+    unless the corpus is TSV."""
     if isinstance(corpus, TsvCorpus):
         first = raw.first - raw.skipped
         decoded = decode_block(raw.lines[0], raw.names[0], first)

@@ -124,8 +124,8 @@ def _number_of(side: FoundText, table: Table) -> int:
 
 
 def _file_of(group: Group, side: FoundText, place: int) -> str:
-    """The file of a side, which is 0 for the source and 1 for the target. Files whose names say the side, and
-    no language, are in this order; files whose names have their languages are in any order."""
+    """The file of a side; `place` is 0 for the source and 1 for the target. If the names say the side, and no
+    language, the source is first. If they say the language, the files are in any order."""
     if not any(group.languages) and [split_side(file)[1] for file in group.files] == ["source", "target"]:
         return group.files[place]
     language = side.named or side.language

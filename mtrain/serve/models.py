@@ -64,8 +64,8 @@ def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]
 
 def _short_codes(codes: Iterable[str]) -> dict[str, str]:
     """Codes as clients use them, with the model's codes: `de` for `deu_Latn` and, because a model has several
-    of them, `zh-Hans` for `zho_Hans`. A region stays, because another model may have another one: `zh-TW` for
-    `zh_TW`."""
+    of them, `zh-Hans` for `zho_Hans`. A region stays, because another model may have another region: `zh-TW`
+    for `zh_TW`."""
     known, bases = list(codes), [base_language(code) for code in codes]
     if not any("_" in code for code in known):
         return {code: code for code in known}

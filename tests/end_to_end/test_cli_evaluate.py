@@ -263,11 +263,11 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
         ),
         (
             ["m", "--hypotheses", "a", "--reference", "b", "--to", "de"],
-            "m: MODEL has no effect with --hypotheses if their language is known without it",
+            "MODEL m has no effect, because --to or --compare gives the language of --hypotheses",
         ),
         (
             ["m", "--hypotheses", "a", "--reference", "b", "--source", "c", "--compare", "."],
-            "m: MODEL has no effect with --hypotheses if their language is known without it",
+            "MODEL m has no effect, because --to or --compare gives the language of --hypotheses",
         ),
         (
             ["--hypotheses", "a", "--reference", "b", "--by-length"],

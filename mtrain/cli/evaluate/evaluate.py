@@ -201,8 +201,8 @@ def _check_inputs(inputs: EvaluationInputs, outputs: Outputs, comet: bool) -> No
     if hypotheses is not None:
         _check_sources(inputs, outputs, comet)
         if model is not None and model not in compared and (inputs.models or inputs.languages[1]):
-            problem = "MODEL has no effect with --hypotheses if their language is known without it"
-            raise UsageError(f"{model}: {problem}; leave it out, or give it with --compare")
+            problem = "has no effect, because --to or --compare gives the language of --hypotheses"
+            raise UsageError(f"MODEL {model} {problem}; leave it out, or give it with --compare")
     read = (inputs.source, *references, *inputs.systems)
     files = [path for path in read if path != model and path is not None]
     reads_streams = any(str(path) == "-" or path.is_fifo() for path in files)

@@ -50,8 +50,8 @@ def may_have_case(language: str) -> bool:
 
 
 def has_case(text: str, language: str) -> bool:
-    """Whether a text is in a script with capital letters: its language may be, and most of its letters have a
-    capital form, since a text may be in another language."""
+    """Whether a text is in a script with capital letters: its language may have one, and most letters have a
+    capital form. The letters count because a text may be in another language."""
     if not may_have_case(language):
         return False
     letters = [character for character in text if character.isalpha()]

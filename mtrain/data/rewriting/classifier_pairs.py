@@ -192,8 +192,8 @@ class Corrupter:
         return self._as_encoded(_joined(words), ids)
 
     def _as_encoded(self, new: TokenIds, *origins: TokenIds) -> TokenIds:
-        """Tokens that were moved or removed, as the new text is encoded. This matters in text without spaces:
-        only its first token begins with a space, whichever that is."""
+        """A side whose tokens were moved or removed, as its text is encoded. This differs in text without
+        spaces, where only the first token begins with a space."""
         if any(self._begins_word[token] for ids in origins for token in ids[1:]):  # whole words were moved
             return new
         text, *others = self._vocabulary.decode([new, *origins])

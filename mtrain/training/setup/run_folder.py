@@ -251,7 +251,7 @@ def _stages_by_number(data: DataConfig) -> list[dict[str, Any]] | None:
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the keys that differ, in dotted form, with both values. Corpora are compared one by one."""
     are_dicts = isinstance(old, dict) and isinstance(new, dict)
-    # TSV corpora lack the keys that are false.
+    # The keys of TSV corpora may differ, because those that are false are left out.
     if are_dicts and (not path or old.keys() == new.keys() or old.keys() & new.keys() & CORPUS_KINDS):
         for key in sorted(old.keys() | new.keys()):
             yield from _changes(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))

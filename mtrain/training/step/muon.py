@@ -45,7 +45,7 @@ class Muon(torch.optim.AdamW):
         super().__init__(groups, **options)
         self._workers, self._pool = workers, pool
         first = self.param_groups[0]["params"][0]
-        # Ranks must compute identical updates, but the CPUs of different machines may not all have bf16.
+        # Ranks must compute identical updates, but the CPUs of some machines may lack bf16.
         is_fast = first.device.type == "cuda" or (cpu_has_bf16() and not dist.is_initialized())
         # The type in which matrices are orthogonalized.
         self._dtype = torch.bfloat16 if is_fast and precision == "bf16" else first.dtype
