@@ -8,6 +8,7 @@ from typer import Argument, Option
 from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import open_stdout
 from mtrain.errors import DataError, UsageError
+from mtrain.invisible_characters import is_blank
 
 ExportFormat = Literal["transformers", "marian", "pegasus", "m2m_100", "ctranslate2", "argos", "bergamot"]
 Quantization = Literal["int8", "int8_float32", "float16", "bfloat16"]
@@ -100,7 +101,7 @@ def export(
     from mtrain.interop.export import export_model
 
     texts = list(terminal.read_lines(input_file)) if input_file else []
-    if input_file and not any(map(str.strip, texts)):
+    if input_file and all(map(is_blank, texts)):
         raise DataError(f"{input_file}: has no text to compare; give another file, or leave out --input")
     lines = export_model(model, out, format, quantization, texts, options.overrides(set_), engine, firefox)
     with open_stdout() as stdout:

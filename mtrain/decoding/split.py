@@ -83,7 +83,7 @@ def windows(
                     wanted = min(2 * wanted, most)
                 texts, beginnings = [], []
                 size = 0
-        if rest is not None and next(rest, None) is not None:
+        if rest is not None and next(rest, rest) is not rest:
             raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     except DataError:
         if texts:

@@ -88,7 +88,8 @@ class Translator:
         Raises ModelError if a folder is missing or damaged or the vocabularies of an ensemble differ,
         UsageError for an unavailable device or an invalid override.
         """
-        device = str(device)
+        if isinstance(device, torch.device):  # those of the CPU and of MPS may have the useless index 0
+            device = device.type if device.type in ("cpu", "mps") else str(device)
         torch_device = resolve_device(device)
         others = [ensemble] if isinstance(ensemble, str | Path) else ensemble
         folders = [path_of(folder) for folder in (path, *others)]

@@ -103,7 +103,8 @@ def spec_of(group: Group, kind: Kind, sides: ChosenSides) -> dict[str, Any]:
     """The corpus of a group of files as a config describes it. Raises DataError if the group lacks one of the
     languages of the sides."""
     if kind == "text":
-        return {"source": _file_of(group, sides.source, 0), "target": _file_of(group, sides.target, 1)}
+        of_source, of_target = _places_of(group, sides)
+        return {"source": group.files[of_source], "target": group.files[of_target]}
     [file] = group.files
     source, target = sides.source.key, sides.target.key
     if kind != "tsv":
@@ -123,16 +124,28 @@ def _number_of(side: FoundText, table: Table) -> int:
     return number if is_there or not table.header or side.name not in names else names.index(side.name)
 
 
-def _file_of(group: Group, side: FoundText, place: int) -> str:
-    """The file of a side; `place` is 0 for the source and 1 for the target. If the names say the side, and no
-    language, the source is first. If they say the language, the files are in any order."""
+def _places_of(group: Group, sides: ChosenSides) -> tuple[int, int]:
+    """The places of source and target among the files of a group. If the names say the side, and no
+    language, the source is first. If they say the language, the files are in any order. Otherwise, they are
+    in the order of the first files."""
     if not any(group.languages) and [split_side(file)[1] for file in group.files] == ["source", "target"]:
-        return group.files[place]
+        return 0, 1
+    if all(group.languages):
+        source, target = (_place_of(group, side) for side in (sides.source, sides.target))
+        if len(group.files) == 2:  # one language tells both sides
+            source = 1 - target if source is None and target is not None else source
+            target = 1 - source if target is None and source is not None else target
+        if source is not None and target is not None and source != target:
+            return source, target
+    return cast(int, sides.source.key), cast(int, sides.target.key)
+
+
+def _place_of(group: Group, side: FoundText) -> int | None:
+    """The place of the only file in the language of a side. None if there is not exactly one, unless the name
+    of the side has its language, which raises DataError."""
     language = side.named or side.language
-    same = [i for i, code in enumerate(group.languages) if is_same_language(code, language)]
-    exact = [i for i in same if group.languages[i] == language]
-    if all(group.languages) and len(found := exact or same) == 1:
-        return group.files[found[0]]
-    if all(group.languages) and side.named is not None:
+    same = [place for place, code in enumerate(group.languages) if is_same_language(code, language)]
+    found = [place for place in same if group.languages[place] == language] or same
+    if len(found) != 1 and side.named is not None:
         raise DataError(f"{group.files[0]}: no file in the language {side.named} is given for it")
-    return group.files[cast(int, side.key)]
+    return found[0] if len(found) == 1 else None

@@ -37,15 +37,15 @@ def report_page(
     samples, which are translated with the `decoding.key=value` settings in `overrides`.
 
     A damaged model is left out, with a warning. Raises ModelError for a folder that is not a run, UsageError
-    if a run has no steps or is given twice, or if no run has a model for the sentences or settings.
+    if a run has no steps or is given twice, or if the sentences or settings are for pair classifiers only.
     """
     runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
     title = f"Training of {', '.join(run.name for run in runs[:2])}"
     if len(runs) > 2:
         title += f" and {len(runs) - 2} more run{'s' * (len(runs) > 3)}"
-    if (sentences or overrides) and not any(map(_has_translation_model, runs)):
+    if (sentences or overrides) and all(run.is_classifier for run in runs):
         option = "--sentence" if sentences else "--set"
-        raise UsageError(f"{option} has no effect, because no run has a translation model; leave it out")
+        raise UsageError(f"{option} has no effect on pair classifiers; leave it out")
     maps = dict(_draw_models(runs, sentences, device, overrides))
     sampled, scored = [run for run in runs if run.samples], [run for run in runs if run.best]
     sections = {
@@ -155,7 +155,7 @@ def _draw_models(
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each run whose translation model can be loaded, and attention maps of the model."""
     for number, run in enumerate(runs):
-        if not _has_translation_model(run):
+        if not (run.folder / "model").is_dir() or run.is_classifier:
             continue
         try:
             with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
@@ -168,10 +168,6 @@ def _draw_models(
         except ModelError as error:
             log.warning("%s; the report lacks its attention", error)
             run.missing.append("attention of the model, which is damaged")
-
-
-def _has_translation_model(run: RunRecords) -> bool:
-    return (run.folder / "model").is_dir() and not run.is_classifier
 
 
 def _short(run: RunRecords) -> list[str]:

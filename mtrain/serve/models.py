@@ -1,7 +1,9 @@
 """The models of a server, and the directions that they translate in."""
 
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,16 +31,16 @@ class ServedModel:
     targets: dict[str, str]
 
     @classmethod
-    def of(cls, path: Path, translator: Translator) -> "ServedModel":
-        """A loaded model, whose name is the name of its folder. Raises ModelError if its languages are
-        unknown."""
-        sources, targets = _languages_of(translator)
+    def of(cls, path: Path, translator: Translator, known: Collection[str] = ()) -> "ServedModel":
+        """A loaded model, whose name is the name of its folder. `known` are the codes of all models (see
+        `languages_of`). Raises ModelError if its languages are unknown."""
+        sources, targets = languages_of(translator)
         if "und" in (*sources, *targets):
             cure = "train it with codes such as de, or import it again with --set source_lang=..."
             raise ModelError(f"{path}: the languages of the model are unknown; {cure}")
         folder = Path(os.path.normpath(path.absolute()))  # a link has a name of its own
         name = folder.parent.name if folder.name == "model" else folder.name
-        return cls(name, translator, _short_codes(sources), _short_codes(targets))
+        return cls(name, translator, _short_codes(sources, known), _short_codes(targets, known))
 
     @lru_cache(_MOST_TRANSLATORS)  # noqa: B019  (models live as long as the server)
     def between(self, source: str, target: str) -> Translator:
@@ -46,7 +48,7 @@ class ServedModel:
         return self.translator.between(self.sources[source], self.targets[target])
 
 
-def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
+def languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
     """The languages that a model translates from and into, by its own codes. A tag `<2de>` names only the
     target. A model whose source language has such a tag translates from all tagged languages."""
     own, tags = translator.own_direction, translator.language_tags
@@ -62,18 +64,19 @@ def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]
     return (targets if own.source in targets else [own.source]), targets
 
 
-def _short_codes(codes: Iterable[str]) -> dict[str, str]:
-    """Codes as clients use them, with the model's codes: `de` for `deu_Latn` and, because a model has several
-    of them, `zh-Hans` for `zho_Hans`. A region stays, because another model may have another region: `zh-TW`
-    for `zh_TW`."""
-    known, bases = list(codes), [base_language(code) for code in codes]
-    if not any("_" in code for code in known):
-        return {code: code for code in known}
-    has_region = [len(code.partition("_")[2]) not in (0, 4) for code in known]
-    return {
-        find_language(code) or code if keeps or bases.count(base) > 1 else base: code
-        for code, base, keeps in zip(known, bases, has_region, strict=True)
-    }
+def _short_codes(codes: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """Codes as clients use them, with the model's codes: `de` for `deu_Latn`, but `zh-Hans` for `zho_Hans`
+    and `zh-TW` for `zh_TW` if another of these or of the `known` codes is of the same language."""
+    own = list(codes)
+    bases = Counter(map(base_language, own))
+    full = {code: find_language(code) or code for code in {*own, *known}}
+    variants = Counter(base_language(code) for code in {*full.values()} if re.search("[-_]", code))
+
+    def short(code: str) -> str:
+        base = base_language(code)
+        return base if bases[base] == 1 and variants[base] < 2 else full[code]
+
+    return {short(code) if any("_" in each for each in own) else code: code for code in own}
 
 
 def _by_language(codes: Sequence[str]) -> dict[str, str]:

@@ -226,6 +226,20 @@ def test_names_of_different_kinds_have_the_same_sides(mtrain, train, dev):
         assert list(good_pairs(corpus, "error")) == PAIRS
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("names", [("dev.en", "dev.nb"), ("dev.en-GB", "dev.en-US")])
+def test_two_files_are_never_the_same_side(mtrain, names, order):
+    text_files("train.src", "train.trg")
+    text_files(*names)
+    given = (f"--validation={name}" for name in names[::order])
+    assert (
+        mtrain("init", "train.src", "train.trg", *given, "--source-lang", "en", "--target-lang", "fr")[0] == 0
+    )
+    [corpus] = load_config(CONFIG).data.validation
+    assert {corpus.source, corpus.target} == {*names}
+    assert corpus.source == "dev.en" or names[0] != "dev.en"
+
+
 @pytest.mark.parametrize("suffix", ["cni", "tar", "doc", "csv", "tsv", "sgm", "xls", "tar.gz", "CNI"])
 def test_a_language_of_three_letters_in_the_suffix(mtrain, suffix):
     """The suffixes of several formats are codes of languages, too."""

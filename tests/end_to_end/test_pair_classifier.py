@@ -271,7 +271,7 @@ def test_the_report_has_its_curves(classifier, mtrain, tmp_path):
     assert 'id="attention"' not in page and 'id="bleu-by-length"' not in page
     assert "perplexity" not in page.lower() and "Not recorded" not in page
     code, _, err = mtrain("report", classifier, "-o", tmp_path / "report.html", "--sentence", "It rains.")
-    assert code == 2 and "--sentence has no effect, because no run has a translation model" in one_line(err)
+    assert code == 2 and "--sentence has no effect on pair classifiers; leave it out" in one_line(err)
 
 
 def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path, monkeypatch):

@@ -128,7 +128,8 @@ class Corrupter:
         if new is None:
             return None
         if kind not in ("misaligned", "wrong_language"):
-            new = self._as_encoded(new, pair[side], other[side])
+            used = [other[side]] if kind in ("extended", "replaced_words") else []
+            new = self._as_encoded(new, pair[side], *used)
         # A text in the wrong language takes the place of the other side.
         replaced = 1 - side if kind == "wrong_language" else side
         both = pair, (pair[0], new) if replaced else (new, pair[1])
@@ -193,12 +194,15 @@ class Corrupter:
 
     def _as_encoded(self, new: TokenIds, *origins: TokenIds) -> TokenIds:
         """A side whose tokens were moved or removed, as its text is encoded. This differs in text without
-        spaces, where only the first token begins with a space."""
+        spaces, where only the first token begins with a space. The side stays as it is if the sides that the
+        tokens are from are not encoded as their text is: a token is unknown, or subwords are sampled."""
         if any(self._begins_word[token] for ids in origins for token in ids[1:]):  # whole words were moved
             return new
         text, *others = self._vocabulary.decode([new, *origins])
-        spaced = are_spaced(map(script_of, others))
-        return new if spaced else self._vocabulary.encode([text.replace(" ", "")])[0]
+        if are_spaced(map(script_of, others)):
+            return new
+        encoded, *again = self._vocabulary.encode([text.replace(" ", ""), *others])
+        return encoded if again == [*origins] else new
 
 
 def _truncated(words: Words, generator: random.Random) -> TokenIds | None:

@@ -156,7 +156,7 @@ def prepare_run(
             reason = f"its tokenizer is not the one of {config.training.init_from}"
             cure = "replace it with `mtrain tokenize CONFIG --force`"
             if shared_tokenizer(config.data):  # which --force would not replace
-                cure = "give another --run-dir"
+                cure = "give another --run-dir and another data.folder"
             raise UsageError(f"{config.run_dir}: {reason}; {cure}")
         if checkpoint is None:
             record_initial_model(folder.run_dir, initial_model, config.training.init_from)

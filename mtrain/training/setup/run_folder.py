@@ -253,8 +253,9 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any
     are_dicts = isinstance(old, dict) and isinstance(new, dict)
     # The keys of TSV corpora may differ, because those that are false are left out.
     if are_dicts and (not path or old.keys() == new.keys() or old.keys() & new.keys() & CORPUS_KINDS):
+        absent = False if path else None
         for key in sorted(old.keys() | new.keys()):
-            yield from _changes(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+            yield from _changes(old.get(key, absent), new.get(key, absent), f"{path}.{key}".lstrip("."))
     elif _are_sections(old) and _are_sections(new) and len(old) == len(new):
         for number, (before, now) in enumerate(zip(old, new, strict=True), start=1):
             yield from _changes(before, now, path if len(old) == 1 else f"{path}[{number}]")

@@ -94,10 +94,9 @@ def prepare_tokenizer(
         raise UsageError(f"{shared}: may be in use by other runs; give another data.folder")
     if (folder / _SETTINGS).exists() and not force:
         if config.tokenizer != tokenizer_settings(folder):
-            is_needed = trained or shared  # see `force` above
-            cure = (
-                "give another --run-dir" if is_needed else "replace it with `mtrain tokenize CONFIG --force`"
-            )
+            cure = "replace it with `mtrain tokenize CONFIG --force`"
+            if trained or shared:  # see `force` above
+                cure = "give another --run-dir" + " and another data.folder" * bool(shared)
             raise UsageError(f"{folder}: was learned with other tokenizer settings; restore them, or {cure}")
         if not trained and not shared:
             _warn_if_text_has_changed(folder, config, scanner)

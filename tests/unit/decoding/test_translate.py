@@ -236,6 +236,9 @@ def test_translations_begin_with_the_given_prefixes(translator: Translator) -> N
     for wrong, message in ((["Eine"], "fewer prefixes"), (["Eine", "", "", ""], "more prefixes")):
         with pytest.raises(UsageError, match=message):
             translator.translate(SOURCES[:3], prefixes=wrong)
+    surplus: list[Any] = [*given, None]
+    with pytest.raises(UsageError, match="more prefixes"):
+        translator.translate(SOURCES[:3], prefixes=surplus)
     missing: list[Any] = ["Eine", None, ""]
     with pytest.raises(TypeError, match="prefixes must be strings"):
         translator.translate(SOURCES[:3], prefixes=missing)
@@ -257,7 +260,7 @@ def test_settings_are_checked_and_leave_the_original_alone(translator: Translato
 
 
 def test_single_values_are_taken_for_lists(run_dir: Path, translator: Translator) -> None:
-    device, model = torch.device("cpu"), str(run_dir / "model")
+    device, model = torch.device("cpu", 0), str(run_dir / "model")
     both = Translator.load(run_dir, device, "decoding.beam_size=2", ensemble=model)
     assert both.decoding.beam_size == 2 and len(both.models) == 2
     assert both.translate("It rains.")[0].text == "Es regnet."

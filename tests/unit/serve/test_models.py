@@ -11,7 +11,7 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.serve.models import Models, ServedModel
 
 
-def model(name, source, target, tags="none", pieces=(), codes=()):
+def model(name, source, target, tags="none", pieces=(), codes=(), known=()):
     """A model as a server sees it. Its translators are tuples of its name and of their languages."""
     vocabulary = SimpleNamespace(symbol_names=list(pieces), codes={code: i for i, code in enumerate(codes)})
     translator = SimpleNamespace(
@@ -20,7 +20,7 @@ def model(name, source, target, tags="none", pieces=(), codes=()):
         tokenizer=SimpleNamespace(source=vocabulary),
         between=lambda *codes: (name, *codes),
     )
-    return ServedModel.of(Path(name), translator)
+    return ServedModel.of(Path(name), translator, known)
 
 
 def found(models, *arguments) -> Any:
@@ -55,13 +55,20 @@ def test_codes_of_a_multilingual_model_have_short_names():
         models.find("en", "zh")
 
 
-@pytest.mark.parametrize("codes", [("zh_CN", "zh_TW"), ("zh-CN", "zh-TW")])
-def test_regions_tell_the_models_of_a_language_apart(codes):
-    models = Models([model(code, "en", code) for code in codes])
-    assert models.targets_of("en") == ["zh-CN", "zh-TW"]
-    for code in codes:
-        assert found(models, "en", code) == found(models, "en", code.replace("_", "-")) == (code, "en", code)
-    assert not models.is_same("zh-CN", "zh-TW")
+@pytest.mark.parametrize("codes", [("zh_CN", "zh_TW"), ("zh-CN", "zh-TW"), ("zho_Hans", "zho_Hant")])
+def test_regions_and_scripts_tell_the_models_of_a_language_apart(codes):
+    models = Models([model(code, "en", code, known=codes) for code in codes])
+    short = [code.replace("zho", "zh").replace("_", "-") for code in codes]
+    assert models.targets_of("en") == short
+    for code, name in zip(codes, short, strict=True):
+        assert found(models, "en", code) == found(models, "en", name) == (code, "en", code)
+    assert not models.is_same(*short)
+
+
+def test_a_region_does_not_matter_if_no_model_has_another():
+    known = ["en", "de", "en_GB", "fr"]
+    models = Models([model("a", "en", "de", known=known), model("b", "en_GB", "fr", known=known)])
+    assert found(models, "en", "fr") == found(models, "en-GB", "fr") == ("b", "en_GB", "fr")
 
 
 def test_tags_name_the_languages():

@@ -113,6 +113,28 @@ def test_sides_without_spaces_are_encoded_as_their_text(tmp_path, kind):
             assert tokenizer.encode_source([text]) == [side] and " " not in text
 
 
+def test_a_side_without_spaces_does_not_depend_on_another_with_spaces(tmp_path):
+    pair, other = ("今天下雨了。", "我有5个苹果。"), ("我有 iPhone 5 。", "下雨 了")
+    text = [*pair, *other, *"0123456789"]
+    tokenizer = train(tmp_path, text, text, vocab_size=48, type="bpe", byte_fallback=False)
+    for kind in ("truncated", "word_order", "numbers"):
+        for good, bad in corrupted(tokenizer, kind, pair, other):
+            assert not any(" " in side for side in (*good, *bad)), (good, bad)
+
+
+def test_sampled_subwords_stay_sampled(tokenizer, tmp_path):
+    """Otherwise, the usual segmentation would tell the corrupted sides."""
+    text = ["今天下雨了。", "今天下雨", "今天"]
+    tokenizer = train(tmp_path, text, text, vocab_size=16, type="bpe", byte_fallback=False)
+    single = [tokenizer.source.pieces.index(piece) for piece in "▁今天下雨了。"]
+    assert single != encoded(tokenizer, text[0])[0]
+    corrupter, generator = Corrupter(tokenizer, 64), random.Random(1)
+    pair = (single, single)
+    for _ in range(20):
+        example = corrupter.corrupt("truncated", pair, pair, generator)
+        assert example is not None and {token for side in example.bad for token in side} <= {*single}
+
+
 def numbers(text: str) -> list[str]:
     return re.findall(r"\d+", text)
 
