@@ -66,14 +66,13 @@ def serve(
     import uvicorn
 
     from mtrain.serve.app import make_app
-    from mtrain.serve.models import Models, ServedModel, languages_of
+    from mtrain.serve.models import Models, served_models
     from mtrain.serve.requests import SECONDS_TO_SEND, digest_of
     from mtrain.serve.server import Server
 
     with _listen(host, port) as listener:
         loaded = [(path, load_translator(path, device, settings, engine=engine)) for path in models]
-        codes = {code for _, translator in loaded for side in languages_of(translator) for code in side}
-        catalog = Models([ServedModel.of(path, translator, codes) for path, translator in loaded])
+        catalog = Models(served_models(loaded))
         # Connections inherit it. Otherwise, a body waits for the acknowledgment of its headers, up to 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client

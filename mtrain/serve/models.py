@@ -32,9 +32,9 @@ class ServedModel:
 
     @classmethod
     def of(cls, path: Path, translator: Translator, known: Collection[str] = ()) -> "ServedModel":
-        """A loaded model, whose name is the name of its folder. `known` are the codes of all models (see
-        `languages_of`). Raises ModelError if its languages are unknown."""
-        sources, targets = languages_of(translator)
+        """A loaded model, whose name is the name of its folder. `known` are the codes of all models of
+        the server. Raises ModelError if its languages are unknown."""
+        sources, targets = _languages_of(translator)
         if "und" in (*sources, *targets):
             cure = "train it with codes such as de, or import it again with --set source_lang=..."
             raise ModelError(f"{path}: the languages of the model are unknown; {cure}")
@@ -48,7 +48,13 @@ class ServedModel:
         return self.translator.between(self.sources[source], self.targets[target])
 
 
-def languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
+def served_models(loaded: Sequence[tuple[Path, Translator]]) -> list[ServedModel]:
+    """The models of a server, whose codes are chosen together. Raises ModelError if languages are unknown."""
+    codes = {code for _, translator in loaded for side in _languages_of(translator) for code in side}
+    return [ServedModel.of(path, translator, codes) for path, translator in loaded]
+
+
+def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]:
     """The languages that a model translates from and into, by its own codes. A tag `<2de>` names only the
     target. A model whose source language has such a tag translates from all tagged languages."""
     own, tags = translator.own_direction, translator.language_tags

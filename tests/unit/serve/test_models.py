@@ -8,10 +8,10 @@ import pytest
 
 from mtrain.config.languages import Direction
 from mtrain.errors import ModelError, UsageError
-from mtrain.serve.models import Models, ServedModel
+from mtrain.serve.models import Models, ServedModel, served_models
 
 
-def model(name, source, target, tags="none", pieces=(), codes=(), known=()):
+def model(name, source, target, tags="none", pieces=(), codes=()):
     """A model as a server sees it. Its translators are tuples of its name and of their languages."""
     vocabulary = SimpleNamespace(symbol_names=list(pieces), codes={code: i for i, code in enumerate(codes)})
     translator = SimpleNamespace(
@@ -20,7 +20,12 @@ def model(name, source, target, tags="none", pieces=(), codes=(), known=()):
         tokenizer=SimpleNamespace(source=vocabulary),
         between=lambda *codes: (name, *codes),
     )
-    return ServedModel.of(Path(name), translator, known)
+    return ServedModel.of(Path(name), translator)
+
+
+def together(*models):
+    """Models that one server has, and whose codes it chooses."""
+    return Models(served_models([(Path(each.name), each.translator) for each in models]))
 
 
 def found(models, *arguments) -> Any:
@@ -57,7 +62,7 @@ def test_codes_of_a_multilingual_model_have_short_names():
 
 @pytest.mark.parametrize("codes", [("zh_CN", "zh_TW"), ("zh-CN", "zh-TW"), ("zho_Hans", "zho_Hant")])
 def test_regions_and_scripts_tell_the_models_of_a_language_apart(codes):
-    models = Models([model(code, "en", code, known=codes) for code in codes])
+    models = together(*(model(code, "en", code) for code in codes))
     short = [code.replace("zho", "zh").replace("_", "-") for code in codes]
     assert models.targets_of("en") == short
     for code, name in zip(codes, short, strict=True):
@@ -66,8 +71,7 @@ def test_regions_and_scripts_tell_the_models_of_a_language_apart(codes):
 
 
 def test_a_region_does_not_matter_if_no_model_has_another():
-    known = ["en", "de", "en_GB", "fr"]
-    models = Models([model("a", "en", "de", known=known), model("b", "en_GB", "fr", known=known)])
+    models = together(model("a", "en", "de"), model("b", "en_GB", "fr"))
     assert found(models, "en", "fr") == found(models, "en-GB", "fr") == ("b", "en_GB", "fr")
 
 
