@@ -6,7 +6,6 @@ Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) also learns from corrupted pa
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -115,8 +114,6 @@ class Corrupter:
         # The names of byte pieces and of tags may contain digits that are not in the text.
         others = self._unknown | self._vocabulary.symbols
         self._has_digit = [i not in others and bool(_DIGIT.search(piece)) for i, piece in enumerate(pieces)]
-        # Each call of SentencePiece starts threads.
-        self._encode = lru_cache(20_000)(lambda word: self._vocabulary.encode([word])[0])
 
     def corrupt(self, kind: str, pair: PairIds, other: PairIds, generator: random.Random) -> Example | None:
         """Corrupt a pair in one way (a key of `data.corruptions`); `other` is another pair of the corpus.
@@ -170,7 +167,7 @@ class Corrupter:
         if all(map(self._contains_digit, pair)):
             return pair
         digits = generator.randint(1, _MOST_DIGITS)
-        number = self._encode(str(generator.randint(10 ** (digits - 1), 10**digits - 1)))
+        [number] = self._vocabulary.encode([str(generator.randint(10 ** (digits - 1), 10**digits - 1))])
         return self._inserted(pair[0], number, generator), self._inserted(pair[1], number, generator)
 
     def _with_other_number(self, words: Words, generator: random.Random) -> TokenIds | None:
@@ -181,7 +178,7 @@ class Corrupter:
             return None
         chosen = generator.choice(candidates)
         [text] = self._vocabulary.decode([words[chosen]])
-        words[chosen] = self._encode(_changed_number(text, generator))
+        [words[chosen]] = self._vocabulary.encode([_changed_number(text, generator)])
         return _joined(words)
 
     def _contains_digit(self, ids: TokenIds) -> bool:

@@ -162,7 +162,7 @@ def test_special_tokens_in_a_text_are_never_encoded_as_such(tmp_path):
     (tmp_path / "source.spm").rename(tmp_path / "joint.model")
     vocabulary = Vocabulary(tmp_path / "joint.model", tmp_path / "vocab.json")
     texts = ["</s>", "<pad>", ">>fra<< </s>", "rice</s>", "</s> <unk> <pad>"]
-    vocabulary.processor = SimpleNamespace(encode=lambda given, **_: [text.split() for text in given])
+    vocabulary.processor = SimpleNamespace(encode=lambda text, **_: text.split())
     for row in vocabulary.encode(texts):
         assert not {vocabulary.special.eos, vocabulary.special.pad} & set(row)
 

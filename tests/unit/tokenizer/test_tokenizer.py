@@ -105,10 +105,10 @@ def test_sides_use_their_own_vocabulary(trained):
     assert roundtrip(tokenizer, text) == text
 
 
-def test_long_texts_keep_their_order(trained):
-    tokenizer = trained(type="unigram")
-    encoded = tokenizer.encode_target(TARGET)
-    assert encoded == [tokenizer.encode_target([text])[0] for text in TARGET]
+def test_many_texts_are_encoded_by_threads_like_each_alone(trained):
+    vocabulary = trained(type="unigram").target
+    for method in (vocabulary.encode, vocabulary.segment, vocabulary.positions):
+        assert method(TARGET) == [row for text in TARGET for row in method([text])]
 
 
 # ---------------------------------------------------------------------------------------------------- loading
