@@ -48,7 +48,6 @@ def segment(
     from mtrain.tokenizer.tokenizer import Tokenizer
 
     vocabulary: Vocabulary = getattr(Tokenizer(tokenizer_folder(model)), side)
-    vocabulary.threads = 1  # lines are segmented one at a time, as they arrive
     convert = _conversion(vocabulary, ids, join)
     from_stdin = not typed and input_file in (None, Path("-"))
     lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))

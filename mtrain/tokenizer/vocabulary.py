@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from mtrain.tokenizer.punctuation import normalize_punctuation, normalized_offse
 
 SPACE = "\u2581"  # how SentencePiece represents a space
 _USER_DEFINED = 4  # a type of pieces in a SentencePiece model
-_FEW = 100  # texts, which take less time to encode than threads take to start
+_FEW = 100  # texts, which take less time to convert than threads take to start and convert them
 _TAG = re.compile(">>.*?<<", re.DOTALL)  # the target language, for multilingual Marian models
 
 
@@ -47,7 +47,7 @@ class Vocabulary:
         """Load a `.model` file, and the JSON files of a mapping and of languages. Raises ModelError if one is
         malformed."""
         self.processor, pieces = load_model_file(file)
-        self.threads = count_cores()  # that encode
+        self.threads = count_cores()  # that encode and decode
         self.ids: dict[str, int] | None = None
         self.codes: dict[str, int] = {}  # of languages
         self._has_tags = mapping is not None and languages is None  # as Marian models have them
@@ -81,7 +81,7 @@ class Vocabulary:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text."""
         if self.ids is None:
-            return self._encode(texts)
+            return self._convert(self.processor.encode, texts)
         ids, unknown = self._text_ids, self.special.unk
         return [[ids.get(piece, unknown) for piece in row] for row in self.segment(texts)]
 
@@ -91,26 +91,28 @@ class Vocabulary:
         tags, rest = self._divide(texts)
         if self.normalizes_punctuation:
             rest = [normalize_punctuation(text) for text in rest]
-        rows = self._encode(rest, out_type=str)
+        rows = self._convert(self.processor.encode, rest, out_type=str)
         return [[tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True)]
 
     def positions(self, texts: list[str]) -> list[list[int]]:
         """The character offset in its text at which each id of `encode` begins."""
         if self.normalizes_punctuation:
             normalized = [normalized_offsets(text) for text in texts]
-            found = self._encode([text for text, _ in normalized], return_type="offset_mapping")
+            found = self._convert(
+                self.processor.encode, [text for text, _ in normalized], return_type="offset_mapping"
+            )
             pairs = zip(found, normalized, strict=True)
             return [[offsets[begin] for begin, _ in row["offsets"]] for row, (_, offsets) in pairs]
         tags, rest = self._divide(texts)
-        found = self._encode(rest, return_type="offset_mapping")
+        found = self._convert(self.processor.encode, rest, return_type="offset_mapping")
         rows = zip(tags, found, strict=True)
         return [[*[0] * bool(tag), *(len(tag) + begin for begin, _ in row["offsets"])] for tag, row in rows]
 
-    def _encode(self, texts: list[str], **options: Any) -> list[Any]:
-        """What SentencePiece returns for each text."""
-        if len(texts) < _FEW:
-            return [self.processor.encode(text, **options) for text in texts]
-        return cast(list[Any], self.processor.encode(texts, num_threads=self.threads, **options))
+    def _convert(self, convert: Callable[..., Any], items: Sequence[Any], **options: Any) -> list[Any]:
+        """What a method of SentencePiece returns for each item."""
+        if len(items) < _FEW:
+            return [convert(item, **options) for item in items]
+        return cast(list[Any], convert(items, num_threads=self.threads, **options))
 
     def _divide(self, texts: list[str]) -> tuple[list[str], list[str]]:
         """The tag of a Marian model that each text begins with, or nothing; and the rest of each text."""
@@ -134,8 +136,8 @@ class Vocabulary:
 
     def decode(self, rows: list[list[int]]) -> list[str]:
         """The text of each row of ids, without special tokens."""
-        if self.ids is None:  # one row at a time: threads would take longer to start
-            return [self.processor.decode(row) for row in rows]
+        if self.ids is None:
+            return self._convert(self.processor.decode, rows)
         return self.join([[self.pieces[i] for i in row if i not in self._control] for row in rows])
 
     def decoded_positions(self, ids: list[int]) -> list[int]:

@@ -105,8 +105,9 @@ def test_sides_use_their_own_vocabulary(trained):
     assert roundtrip(tokenizer, text) == text
 
 
-def test_many_texts_are_encoded_by_threads_like_each_alone(trained):
+def test_many_texts_are_converted_by_threads_like_each_alone(trained):
     vocabulary = trained(type="unigram").target
+    assert vocabulary.decode(vocabulary.encode(TARGET)) == TARGET
     for method in (vocabulary.encode, vocabulary.segment, vocabulary.positions):
         assert method(TARGET) == [row for text in TARGET for row in method([text])]
 
