@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
+from pydantic import NonNegativeInt, TypeAdapter
+
 from mtrain.errors import StorageError, UsageError, cannot_write
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import replace_durably, write_atomically
@@ -26,11 +28,15 @@ _START_OVER = "remove it and leave out --continue to start over"
 
 
 class OutputState(NamedTuple):
-    """How much of the input has been answered."""
+    """How much of the input has been answered: the contents of FILE.part.json."""
 
-    lines: int = 0
-    sha256: str = hashlib.sha256().hexdigest()  # of these input lines
-    bytes: int = 0  # of FILE.part
+    lines: NonNegativeInt
+    sha256: str  # of these input lines
+    bytes: NonNegativeInt  # of FILE.part
+    job: dict[str, Any]
+
+
+_STATE = TypeAdapter(OutputState)
 
 
 class ResumableOutput:
@@ -51,14 +57,14 @@ class ResumableOutput:
         """`job` contains everything that determines the answers. Resuming requires an equal job.
         `compression` of FILE is `gzip`, `zstd` or None; FILE.part is never compressed."""
         self.path = path
-        self.job = json.loads(json.dumps(job))
         self.resume = resume
         self.compression = compression
         self.part = path.with_name(f"{path.name}.part")
         self.state_file = path.with_name(f"{path.name}.part.json")
         self._digest = hashlib.sha256()  # of the input lines seen so far
         self._stream: BinaryIO = BytesIO()  # until FILE.part is open
-        self._done = self._saved = OutputState()  # written to FILE.part; recorded in FILE.part.json
+        # Written to FILE.part, and recorded in FILE.part.json.
+        self._done = self._saved = OutputState(0, self._digest.hexdigest(), 0, json.loads(json.dumps(job)))
         self._saved_at = time.monotonic()
 
     @property
@@ -77,14 +83,14 @@ class ResumableOutput:
 
     def _open(self) -> None:
         saved = self._read_state()
-        found = f"{self.part}: has the output for {saved['lines']} lines" if saved else ""
-        if saved and saved["lines"] and saved["job"] != self.job:
-            raise UsageError(f"{found}, written with another model or other settings; {_START_OVER}")
-        if saved and self.resume:
-            self._done = self._saved = OutputState(saved["lines"], saved["sha256"], saved["bytes"])
-        elif saved and saved["lines"]:
-            cure = "add --continue to resume, or remove it to start over"
-            raise UsageError(f"{found}, from an interrupted command; {cure}")
+        if saved and saved.lines:
+            found = f"{self.part}: has the output for {saved.lines} lines"
+            if saved.job != self._done.job:
+                raise UsageError(f"{found}, written with another model or other settings; {_START_OVER}")
+            if not self.resume:
+                cure = "add --continue to resume, or remove it to start over"
+                raise UsageError(f"{found}, from an interrupted command; {cure}")
+            self._done = self._saved = saved
         try:
             if not self.lines_done:
                 self._record()  # marks FILE.part as written by mtrain, before it is created
@@ -97,18 +103,17 @@ class ResumableOutput:
                 self._remove()
             raise error if isinstance(error, StorageError) else cannot_write(self.path, error) from None
 
-    def _read_state(self) -> dict[str, Any] | None:
+    def _read_state(self) -> OutputState | None:
         """The contents of FILE.part.json, if any. Raises UsageError if mtrain did not write the files."""
         if not self.state_file.exists() and not self.part.exists():
             return None
         try:
-            saved: dict[str, Any] = json.loads(read_file(self.state_file))
-            if {"job", "lines", "sha256", "bytes"} <= saved.keys():
-                if not self.part.exists():
-                    return None  # from a finished job
-                if self.part.stat().st_size >= saved["bytes"]:
-                    return saved
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            saved = _STATE.validate_python(json.loads(read_file(self.state_file)), strict=True)
+            if not self.part.exists():
+                return None  # from a finished job
+            if self.part.stat().st_size >= saved.bytes:
+                return saved
+        except (OSError, ValueError, RecursionError):
             pass
         file = self.part if self.part.exists() else self.state_file
         raise UsageError(f"{file}: is damaged or was not written by mtrain; move it elsewhere")
@@ -129,7 +134,7 @@ class ResumableOutput:
         self._digest.update(_encode(line))
         lines, size = self._done.lines + 1, self._done.bytes + len(contents)
         # A single assignment, so that the state is consistent if an exception interrupts this method.
-        self._done = OutputState(lines, self._digest.hexdigest(), size)
+        self._done = OutputState(lines, self._digest.hexdigest(), size, self._done.job)
         self.save_if_due()
 
     def save_if_due(self) -> None:
@@ -145,7 +150,7 @@ class ResumableOutput:
 
     def _record(self) -> None:
         """Write the number of answers and the job to FILE.part.json."""
-        write_atomically(self.state_file, json.dumps({**self._done._asdict(), "job": self.job}))
+        write_atomically(self.state_file, json.dumps(self._done._asdict()))
         self._saved, self._saved_at = self._done, time.monotonic()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

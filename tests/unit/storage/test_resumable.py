@@ -209,7 +209,12 @@ def test_a_complete_output_survives_a_failing_rename(out, part, monkeypatch):
     assert answer(out, resume=True) == 10 and out.read_text() == whole()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "garbage", "[]", pytest.param("[" * 10**5, id="deep")])
+EDITED = '{"lines": "two", "bytes": -1, "sha256": "", "job": {}}'
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "garbage", "[]", EDITED, pytest.param("[" * 10**5, id="deep")]
+)
 @pytest.mark.parametrize("resume", [True, False])
 def test_damaged_files_are_refused(out, part, damage, resume):
     interrupt(out, 6)
