@@ -99,17 +99,13 @@ def windows_of_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[list[st
     return windows((source for source, _ in ours), (target for _, target in theirs), WINDOW)
 
 
-class SplitPrefixError(DataError, exit_code=3):
-    """A prefix was given for a line that is translated in several parts."""
+class PrefixError(DataError, exit_code=3):
+    """The translation of a line cannot begin with its prefix."""
 
-    def __init__(self, index: int, parts: int):
+    def __init__(self, index: int, reason: str):
         """`index` is the 0-based index in the whole input of the line, or of the first line of a text."""
-        self.index = index
-        self.reason = (
-            f"has a prefix but is translated in {parts} parts; give the parts as lines of their own, or "
-            "leave the prefix empty"
-        )
-        super().__init__(f"line {index + 1} of the input {self.reason}")
+        self.index, self.reason = index, reason
+        super().__init__(f"line {index + 1} of the input {reason}")
 
 
 class Part(NamedTuple):
@@ -137,7 +133,8 @@ class _Line(NamedTuple):
 class Splitter(NamedTuple):
     """Splits texts into lines, and lines of a language into parts of at most `longest` tokens each, including
     EOS. Each part has the ids of the languages `tags`, or of a tag that the line begins with. A tag must not
-    name another language on a side, source or target, that is `chosen`."""
+    name another language on a side, source or target, that is `chosen`. A prefix must leave room for another
+    token in the `positions` of the target, if these are limited."""
 
     tokenizer: Tokenizer
     longest: int
@@ -145,6 +142,7 @@ class Splitter(NamedTuple):
     mode: SplitMode = "long"  # `decoding.split`
     tags: TagIds = TagIds()
     chosen: tuple[bool, bool] = (False, False)
+    positions: int | None = None
 
     def parts_of(
         self, texts: Sequence[str], prefixes: Sequence[str], first: int, alignments: bool = False
@@ -152,9 +150,9 @@ class Splitter(NamedTuple):
         """The parts of all lines of a window of texts; none for an empty line. With `alignments`, `words` are
         set.
 
-        `first` is the index of the first line in the whole input. Raises SplitPrefixError if a text with a
-        prefix has several parts: it is unclear which part the prefix belongs to. Raises UsageError if a
-        language tag contradicts the chosen one.
+        `first` is the index of the first line in the whole input. Raises PrefixError if a prefix is too long,
+        or if its text has several parts: it is unclear which part the prefix belongs to. Raises UsageError if
+        a language tag contradicts the chosen one.
         """
         lines = list(self._lines_of(texts, first))
         prefix_ids = self.tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
@@ -171,8 +169,15 @@ class Splitter(NamedTuple):
                 parts.append(Part(index, source, prefix, key, of_part, line.target_lang))
         owners = [line.owner for line in lines]
         for owner, count in Counter(owners[part.line] for part in parts).items():
-            if count > 1 and prefix_ids[owner]:
-                raise SplitPrefixError(first + owners.index(owner), count)
+            if not prefix_ids[owner]:
+                continue
+            tokens, index = len(self.tags.target) + len(prefix_ids[owner]), first + owners.index(owner)
+            if self.positions is not None and tokens >= self.positions:
+                fault = f"has a prefix of {tokens} tokens, but the model has only {self.positions} positions"
+                raise PrefixError(index, fault)
+            if count > 1:
+                cure = "give the parts as lines of their own, or leave the prefix empty"
+                raise PrefixError(index, f"has a prefix but is translated in {count} parts; {cure}")
         return parts
 
     def encode(self, texts: Sequence[str], first: int = 0, most: int | None = None) -> list[list[int]]:

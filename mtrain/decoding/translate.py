@@ -15,6 +15,7 @@ from mtrain.checkpoint.model_folder import load_ensemble
 from mtrain.config.languages import Direction, LanguageTags, is_same_language
 from mtrain.config.load import validate
 from mtrain.config.sections.decoding import DecodingConfig
+from mtrain.decoding.batches import position_limit
 from mtrain.decoding.decode import DecodingTask, Ensemble, Search
 from mtrain.decoding.join import join_texts
 from mtrain.decoding.overlap import Pauses, Results, Window, numbered, overlapped, overlaps
@@ -258,8 +259,8 @@ class Translator:
         sampling depend only on `decoding.seed` and on the indices of the line and of the sample.
 
         Raises UsageError if `n_best` is too large, if there are more or fewer prefixes than texts, or if a
-        line begins with the tag of another language than `between` chose, and DataError if a text with a
-        prefix is translated in parts.
+        line begins with the tag of another language than `between` chose, and DataError if a prefix is too
+        long, or if its text is translated in parts.
         """
         return list(self.stream(texts, n_best, alignments, prefixes, scored=scored))
 
@@ -315,4 +316,5 @@ class Translator:
         language, mode = self.direction.source, self.decoding.split
         longest = self.decoding.longest_source(self.max_length, self.language_tags)
         tags = self.tokenizer.tags_of(self.direction, self.language_tags)
-        return Splitter(self.tokenizer, longest, language, mode, tags, self.chosen)
+        positions = position_limit(self.models)
+        return Splitter(self.tokenizer, longest, language, mode, tags, self.chosen, positions)

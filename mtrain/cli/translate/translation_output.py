@@ -66,7 +66,7 @@ class TranslationJob(NamedTuple):
             self.progress.add(lines, tokens)
             waiting()
 
-        from mtrain.decoding.split import SplitPrefixError
+        from mtrain.decoding.split import PrefixError
 
         prefixes = None if self.prefix is None else islice(terminal.read_lines(self.prefix), first, None)
         form, scored = self.form, self.form.scores or self.form.json
@@ -82,7 +82,7 @@ class TranslationJob(NamedTuple):
                     text = next(broken, best.text) if best.n_best else best.text
                     self.problems.add(number, source, text, best.finished)
                     yield form.render(best)
-        except SplitPrefixError as error:
+        except PrefixError as error:
             raise DataError(f"{self.prefix}:{error.index + 1}: {error.reason}") from None
 
     def description(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from mtrain.decoding.search.beam import Hypothesis, beam_search
 from mtrain.decoding.search.constraints import Constraints
 from mtrain.decoding.search.predictor import Predictor, log_probs_of, remaining_sentences
 from mtrain.decoding.search.sample import draw, noise_keys
-from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
 from mtrain.model.incremental import DecodingTransformer, Models
 
@@ -31,13 +30,11 @@ def search(
     `beam_size`), otherwise up to `samples`.
 
     `source` (B, S) contains ids that end with EOS; `source_keep` (B, S) is True at tokens. Several models
-    form an ensemble; all are in eval mode. `prefixes` are ids that the translations begin with. `keys`
-    identify the sentences for the random numbers of sampling.
+    form an ensemble; all are in eval mode. `prefixes` are ids that the translations begin with, fewer than
+    the models have positions. `keys` identify the sentences for the random numbers of sampling.
 
     Without `scored`, greedy search skips the normalizers, and log-probabilities only indicate failures: -inf
     if all tokens were forbidden, NaN or inf if the model's outputs are not finite.
-
-    Raises UsageError if a prefix is too long for the model.
     """
     lengths = source_keep.sum(1).to(widest_float(source.device))
     max_lengths = maximum_lengths(models, lengths, config, prefixes)
@@ -73,8 +70,6 @@ def maximum_lengths(
     limit = position_limit(models)
     if prefixes is not None and any(prefixes):  # leave room for the prefix and tokens after it
         given = torch.tensor([len(prefix) for prefix in prefixes], device=lengths.device)
-        if limit is not None and (longest := int(given.max())) >= limit:
-            raise UsageError(f"a prefix has {longest} tokens, but the model has only {limit} positions")
         max_lengths = max_lengths.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
     return max_lengths if limit is None else max_lengths.clamp(max=limit)
 

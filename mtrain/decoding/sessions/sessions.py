@@ -54,7 +54,7 @@ class Sessions:
         """The best hypotheses of each sentence, as `search` returns them; None if sessions do not support the
         settings, or there is too little memory for one.
 
-        Raises UsageError if a prefix is too long for the model, or a forbidden id is not in the vocabulary.
+        Raises UsageError if a forbidden id is not in the vocabulary.
         """
         rows, config, prefixes = batch.rows, batch.config, batch.prefixes
         if config.no_repeat_ngram or config.coverage_penalty:

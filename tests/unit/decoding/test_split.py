@@ -178,6 +178,16 @@ def test_a_prefix_of_a_line_with_several_parts_is_an_error(tagging: Tokenizer, m
         splitter.parts_of(["A cat.\nA dog.", *lines[1:]], ["", "", "Es"], 7)
 
 
+def test_a_prefix_that_leaves_no_position_is_an_error(tagging: Tokenizer) -> None:
+    prefix = "Es regnet."
+    tokens = len(tagging.encode_target([prefix])[0])
+    [_, part] = Splitter(tagging, 300, "en", positions=tokens + 1).parts_of(["A.", "It."], ["", prefix], 0)
+    assert len(part.prefix) == tokens
+    message = f"line 9 of the input has a prefix of {tokens} tokens, but the model has only {tokens} "
+    with pytest.raises(DataError, match=message):
+        Splitter(tagging, 300, "en", positions=tokens).parts_of(["A.", "It."], ["", prefix], 7)
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A tokenizer with language tags of both sides."""

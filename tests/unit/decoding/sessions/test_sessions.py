@@ -368,13 +368,10 @@ def test_what_sessions_do_not_support_is_searched_without_them(settings):
     assert Sessions(case.models).search(Batch(case.rows, options(**settings))) is None
 
 
-def test_impossible_requests_raise_the_errors_of_the_search():
-    case = Case(make_models(1, positions="learned", max_positions=8), [4])
+def test_an_id_that_the_vocabulary_lacks_cannot_be_forbidden():
+    case = Case(make_models(1), [4])
     with pytest.raises(UsageError, match="no token has the id 30"):
         case.found(Sessions(case.models), forbidden_ids=[30])
-    case.prefixes = [[5] * 8]
-    with pytest.raises(UsageError, match="a prefix has 8 tokens"):
-        case.found(Sessions(case.models))
 
 
 def test_buckets_are_powers_of_two_and_the_halves_between():
