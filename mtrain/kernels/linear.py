@@ -116,8 +116,13 @@ def packed_linear(weight: Tensor, bias: Tensor | None, relu: bool = False) -> Ca
     """
     if (product := _reordered_linear(weight, bias, relu)) is not None:
         is_long = weight.dtype == torch.bfloat16 and weight.size(1) >= _LONG_SUM
-        sizes = _rows_that_round_alike(*weight.shape, torch.get_num_threads()) if is_long else ()
-        return lambda x: _with_padded_rows(product, x, weight.dtype, sizes)
+
+        def padded_product(x: Tensor) -> Tensor:
+            # Threads that decode together with others may use fewer threads than the first caller.
+            sizes = _rows_that_round_alike(*weight.shape, torch.get_num_threads()) if is_long else ()
+            return _with_padded_rows(product, x, weight.dtype, sizes)
+
+        return padded_product
     if not relu:
         return lambda x: F.linear(x.to(weight.dtype), weight, bias)
     fused = undocumented("_addmm_activation")
