@@ -35,6 +35,7 @@ from mtrain.data.scanning.scanner import CorpusScanner
 from mtrain.training.validation.classifier import roc_auc
 
 SYMBOLS = "@#%&*+=/\\|<>{}~^_0123456789"
+TRIES = 1000  # to find a pair that a kind of noise changes
 Pair = tuple[str, str]
 
 
@@ -104,9 +105,13 @@ def inject(clean: Path, noisy: Path, other: Path, share: float, seed: int) -> No
     rows = [(*pair, "") for pair in pairs]
     for _ in range(round(len(pairs) * share / (1 - share) / len(kinds))):
         for kind in kinds:
-            pair = generator.choice(pairs)
-            while (made := kind(*pair)) == pair and kind.__name__ != "repeated":
-                pair = generator.choice(pairs)  # too short to be truncated, for example
+            for _ in range(TRIES):
+                pair = generator.choice(pairs)
+                made = kind(*pair)
+                if made != pair or kind.__name__ == "repeated":
+                    break  # else the pair is too short to be truncated, for example
+            else:
+                raise SystemExit(f"{clean}: found no pair that can be {kind.__name__}")
             rows.append((*made, kind.__name__))
     # A repeated pair follows its original, which counts as clean.
     originals, others = rows[: len(pairs)], rows[len(pairs) :]

@@ -4,7 +4,8 @@ against `mtrain translate` of the same lines; lost or changed answers; memory; a
     python scripts/measure_serving.py MODEL LINES --from en --to de [--clients 1 8 64 256] [--requests 512]
 
 The number of requests and the time (`--seconds` for each part) are limited. What follows `--` is passed to
-both commands, such as `--set decoding.beam_size=1`. Prints one JSON object.
+both commands, such as `--set decoding.beam_size=1`, but `--engine` only to the server. Prints one JSON
+object.
 """
 
 import argparse
@@ -58,9 +59,14 @@ def served(model: str, options: list[str]) -> Iterator[Served]:
     command = [*COMMAND, "serve", model, "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        port = next(
-            int(found[1]) for line in process.stderr if (found := re.search(r"http://\S+:(\d+)", line))
-        )
+        seen: list[str] = []
+        for line in process.stderr:
+            seen.append(line)
+            if found := re.search(r"http://\S+:(\d+)", line):
+                break
+        else:
+            raise SystemExit("".join(seen))  # the server has refused to start
+        port = int(found[1])
         asyncio.run(ask(port, "GET", "/health"))
         try:
             yield Served(process, port, round(time.monotonic() - start, 2))
@@ -201,7 +207,9 @@ def main() -> None:
     lines = [line for line in lines if line.strip()]
     random.Random(1).shuffle(lines)
 
-    plain = ["--set", "decoding.split=sentences", *(each for each in options if "engine" not in each)]
+    of_server = argparse.ArgumentParser(allow_abbrev=False)
+    of_server.add_argument("--engine")
+    plain = ["--set", "decoding.split=sentences", *of_server.parse_known_args(options)[1]]
     alone, _ = translated(given.model, lines[:1], plain)
     measured, translations = translated(given.model, lines, plain)
     expected = dict(zip(lines, translations, strict=True))

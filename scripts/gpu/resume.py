@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from gpu.scale import CheckFailed, Scale
+from mtrain.runs.metrics import read_metrics
 
 CONFIG = "configs/toy-en-fr.yaml"
 SETTINGS = {
@@ -102,12 +103,7 @@ def _kill_after(step: int, run: "subprocess.Popen[bytes]", folder: Path) -> None
 
 def _losses(folder: Path) -> dict[int, float]:
     """The losses in a run's metrics.jsonl by step, without an incomplete last line."""
-    file, found = folder / "metrics.jsonl", {}
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    for line in lines:
-        if line.endswith("\n") and "loss" in (record := json.loads(line)):
-            found[record["step"]] = record["loss"]
-    return found
+    return {record["step"]: record["loss"] for record in read_metrics(folder) if "loss" in record}
 
 
 def _weights(folder: Path) -> str:
