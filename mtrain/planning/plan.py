@@ -142,13 +142,14 @@ class _Planner:
             fit in memory, unless it is the smallest: the plan will say that not even this one fits."""
             estimator = self._estimator(sized)
             if estimator.fits(estimator.memory()):
-                time, _ = self._times(estimator, sized)
-                return Speed(estimator.step().target_tokens / sum(time), self.slowdown)
+                seconds = sum(self._time(estimator, sized))
+                return Speed(estimator.step().target_tokens / seconds, self.slowdown)
             if any(getattr(sized.model, key) != size for key, size in smallest.items()):
                 raise MemoryError
             return Speed(speed)
 
-        workload = make_workload(config, self.lengths, speed_of, speed, self.hardware.on_cpu)
+        on_cpu = self.hardware.on_cpu
+        workload = make_workload(config, self.lengths, speed_of, speed, on_cpu, self.devices)
         completed, choices = choose_values(config, workload)
         log_choices([*earlier, *choices])
         return completed
@@ -206,23 +207,24 @@ class _Planner:
 
     def _work(self, estimator: Estimator, config: Config) -> Work:
         architecture, frozen = estimator.architecture, "embeddings" in config.training.freeze
-        time, alone = self._times(estimator, config)
+        time = alone = self._time(estimator, config)
+        if self.devices > 1:
+            alone = self._time(self._estimator(config, devices=1), config)
         all_gradients = FP32 * estimator.trained_parameters
         # The gradient of the source embedding is known last. As CUDA graphs, all of them are sent at the end.
         embedding = FP32 * architecture.source_vocab_size * architecture.d_model
         as_graphs = not self.hardware.on_cpu and config.training.cuda_graphs == "auto"
         last_gradient = all_gradients if as_graphs else 0 if frozen else embedding
         epoch, step = estimator.epoch(), estimator.step()
-        return Work(config.training, epoch, step, time, alone, all_gradients, last_gradient)
+        return Work(config.training, epoch, step, time, sum(alone), all_gradients, last_gradient)
 
-    def _times(self, estimator: Estimator, config: Config) -> tuple[StepTime, float]:
-        """The time of a step of one of the devices, and the seconds that a single device would take for the
-        step, measured or predicted."""
-        alone = estimator if self.devices == 1 else self._estimator(config, devices=1)
+    def _time(self, estimator: Estimator, config: Config) -> StepTime:
+        """The time of a step of one of the devices of an estimator, measured or predicted. The parts of a
+        measured time are not known; the update counts as a part of the backward pass."""
         if self.hardware.name != MEASURED:
-            return estimator.time(), sum(alone.time())
+            return estimator.time()
         log.info("timing some training steps")
-        architecture, device = alone.architecture, self._own_device()
+        architecture, device = estimator.architecture, self._own_device()
         fix_workspaces()  # like the next lines, as in `fit`, so that steps take as long
         make_current(device)
         keep_freed_memory()
@@ -230,12 +232,12 @@ class _Planner:
 
         def steps(_: Learner) -> Iterator[StepInput]:
             lengths = self.lengths.source, self.lengths.target
-            return random_steps(architecture, lengths, alone.plan, device)
+            return random_steps(architecture, lengths, estimator.plan, device)
 
-        speed = measure_speed(architecture, config.training, device, steps)
-        seconds = alone.step().target_tokens / speed.now
+        is_alone = estimator.devices == 1
+        speed = measure_speed(architecture, config.training, device, steps, is_alone)
         self.slowdown = speed.slowdown
-        return StepTime(seconds / self.devices, 0.0), seconds
+        return StepTime(estimator.step().target_tokens / speed.now, 0.0)
 
 
 def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from mtrain.training.setup import timing
+from mtrain.training.setup.timing import Speed
 from tests.support.cli import changed, one_line
 
 
@@ -58,9 +59,19 @@ def test_steps_without_r_drop_are_not_predicted(mtrain, config_file):
     assert code == 0 and "warning: training.r_drop_after is ignored" in err
 
 
-def test_measured_steps_are_divided_among_devices(plan):
+def test_the_steps_of_one_of_several_devices_are_timed(plan, monkeypatch):
+    """With its share of the batch, because each device updates all weights."""
+    shares = {}
+
+    def measure(architecture, training, device, steps_of, alone):
+        step = next(iter(steps_of(None)))
+        shares[alone] = sum(int(batch.target_tokens) for batch in step.batches) / step.tokens
+        return Speed(1000.0 if alone else 1600.0)
+
+    monkeypatch.setattr("mtrain.planning.plan.measure_speed", measure)
     [run] = plan("--devices", 2)["runs"]
-    assert run["link"] == "100 Gbit/s Ethernet" and 0 < run["efficiency"] < 1
+    assert run["link"] == "100 Gbit/s Ethernet" and run["efficiency"] == pytest.approx(0.8, rel=0.01)
+    assert shares[True] == 1 and 0.3 < shares[False] < 0.7
 
 
 def test_an_automatic_vocabulary_suits_the_speed_of_all_devices(mtrain, tmp_path):
