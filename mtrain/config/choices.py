@@ -97,8 +97,9 @@ def choose_training(
 
 
 def choose_optimizer(budget: Budget) -> list[Choice]:
-    """The optimizer of a new translation model with `norm: pre`, if it is not the default: Muon for runs on a
-    CPU that the clock ends, as measured in docs/experiments/automatic-recipe.md, "Muon"."""
+    """The optimizer of a new translation model with `norm: pre` that a single process trains, if it is not
+    the default: Muon for runs on a CPU that the clock ends, as measured in
+    docs/experiments/automatic-recipe.md, "Muon"."""
     if not budget.by_clock or budget.device != CPU:
         return []
     return [Choice("training.optimizer", "muon", "higher scores in the same time on a CPU")]

@@ -47,6 +47,7 @@ class Workload(NamedTuple):
     speed: Callable[[Config], Speed]  # measures the speed of training with a config
     assumed_speed: float  # before it is measured
     device: recipe.Device = recipe.CPU
+    ranks: int = 1
 
 
 def is_incomplete(config: Config) -> bool:
@@ -84,7 +85,7 @@ def complete_config(
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
     on_cpu = ranks.device.type == "cpu"
-    work = make_workload(config, lengths, speed, assumed_speed_of(ranks), on_cpu)
+    work = make_workload(config, lengths, speed, assumed_speed_of(ranks), on_cpu, ranks.size)
     completed, choices = choose_values(config, work)
     if config.model.preset == "auto":
         choices = [*earlier, *choices]
@@ -100,7 +101,12 @@ def assumed_speed_of(ranks: Ranks) -> float:
 
 
 def make_workload(
-    config: Config, lengths: TrainingLengths, speed: Callable[[Config], Speed], assumed: float, on_cpu: bool
+    config: Config,
+    lengths: TrainingLengths,
+    speed: Callable[[Config], Speed],
+    assumed: float,
+    on_cpu: bool,
+    ranks: int = 1,
 ) -> Workload:
     """The workload of training on pairs of these lengths. For `speed` and `assumed` see `Workload`."""
 
@@ -124,7 +130,7 @@ def make_workload(
     def steps_per_epoch(batch_tokens: int) -> int:
         return lengths.steps_in_epoch(plan(batch_tokens))
 
-    return Workload(size, steps_per_epoch, speed, assumed, recipe.CPU if on_cpu else recipe.GPU)
+    return Workload(size, steps_per_epoch, speed, assumed, recipe.CPU if on_cpu else recipe.GPU, ranks)
 
 
 def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
@@ -197,7 +203,8 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
     choices = choose_training(size, budget, timer.speed, batch, steps, sizes["d_model"])
-    if not is_fine_tuning and config.model.norm == "pre" and not config.model.is_classifier:
+    is_new = not is_fine_tuning and config.model.norm == "pre" and not config.model.is_classifier
+    if is_new and work.ranks == 1:  # each rank would compute the whole update, in fp32
         choices += choose_optimizer(budget)
     if is_fine_tuning:
         choices = fine_tuning_recipe.adapt(choices, given, steps, sizes["d_model"])

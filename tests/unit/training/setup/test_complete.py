@@ -175,6 +175,9 @@ def test_muon_trains_the_models_with_which_it_was_measured(sections, device, opt
     given = sections.get("training", {}).get("optimizer")
     chosen = [choice.value for choice in choices if choice.key == "training.optimizer"]
     assert chosen == ["muon"] * (optimizer == "muon" and given is None)
+    if chosen:
+        planned, _ = choose_values(config(**sections), work._replace(ranks=2))
+        assert planned.training.optimizer == "adamw"
 
 
 def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():
