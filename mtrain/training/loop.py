@@ -49,7 +49,7 @@ def train(trainer: Trainer, stop: StopSignal) -> None:
         with trainer.progress.bar, closing(trainer.progress), closing(trainer.saver):
             if trainer.checkpoint is None and trainer.config.training.init_from is not None:
                 trainer.selection.score_initial_model()
-                _count_validation(trainer, trainer.state.seconds)
+                _count_validation(trainer, trainer.state.seconds, bool(trainer.state.initial_scores))
             if trainer.clock is not None:
                 trainer.clock.begin()
             _take_steps(trainer, stop)
@@ -98,10 +98,8 @@ def _take_steps(trainer: Trainer, stop: StopSignal) -> None:
                 if trainer.saver.is_saved():
                     stopped = _agree(trainer, stop)
             state.seconds += trainer.progress.elapsed()
-            if validates and not state.validation_due:  # it has not failed
-                _count_validation(trainer, state.seconds - trained)
-            elif saves and trainer.clock is not None:
-                trainer.clock.spent += state.seconds - trained
+            if saves:
+                _count_validation(trainer, state.seconds - trained, validates and not state.validation_due)
             if reason and not state.validation_due:
                 duration = format_duration(state.seconds)
                 log.info("finished after %d steps, %s: %s", state.step, duration, reason)
@@ -197,11 +195,13 @@ def _finish_if_limit_reached(trainer: Trainer) -> str | None:
     return reason
 
 
-def _count_validation(trainer: Trainer, seconds: float) -> None:
-    """Let the clock, if there is one, count a validation that, with saving, took some `seconds`; 0 if it has
-    failed."""
-    if trainer.clock is not None and seconds:
+def _count_validation(trainer: Trainer, seconds: float, succeeded: bool) -> None:
+    """Let the clock, if there is one, count a validation that, with saving, took some `seconds`. Those of a
+    failed one, or of saving alone, do not tell how long a validation takes."""
+    if trainer.clock is not None and succeeded:
         trainer.clock.add_validation(seconds)
+    elif trainer.clock is not None:
+        trainer.clock.spent += seconds
 
 
 def _finish_last_validation(trainer: Trainer) -> None:
@@ -251,7 +251,7 @@ def _validate_checkpoint(trainer: Trainer, last: bool) -> None:
         trainer.progress.start()
         with closing(trainer.progress):
             trainer.selection.validate(lambda: True, last=last)
-        _count_validation(trainer, trainer.state.seconds - before)
+        _count_validation(trainer, trainer.state.seconds - before, not trainer.state.validation_due)
 
 
 def _begin(trainer: Trainer) -> None:

@@ -99,12 +99,12 @@ class ModelSelection:
         with self._tolerated("validation"):
             with self.average.applied(self.ranks) as model:
                 scores = self.scores_of(model)
-            self.state.seconds += self.progress.elapsed()
             if scores is not None:
                 self.state.initial_scores = comparable(scores)
                 log.info("initial model: %s", scores.describe()[0])
             self.state.initial_scores = self.ranks.broadcast(self.state.initial_scores)
             self.failures = 0
+        self.state.seconds += self.progress.elapsed()  # also if it has failed
 
     def review(self) -> None:
         """Warn, at the end of training, if no validation was better than the initial model's, or if

@@ -21,7 +21,7 @@ from mtrain.checkpoint.model_info import read_info
 from mtrain.checkpoint.state import Plan, TrainState
 from mtrain.config.sections.training import Schedule, TrainingConfig
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import UsageError
+from mtrain.errors import ModelError, UsageError
 from mtrain.runs.limits import limit_reached
 from mtrain.runs.summary import read_progress
 from mtrain.training import clock as clock_module
@@ -409,6 +409,27 @@ def test_every_validation_counts(make_config, machine, monkeypatch):
     assert counted == [2.0]
     fit_on_cpu(config)
     assert counted[1] == 2.0 and open_checkpoint(last_checkpoint(Path(config.run_dir))).state.step > 20
+
+
+def test_a_failed_validation_of_the_initial_model_does_not_count_as_a_step(make_config, machine, monkeypatch):
+    initial = fit_on_cpu(make_config("initial", training=RECIPE)) / "model"
+    machine.validation, counted = 2.0, []
+    scores, add_step = ModelSelection.scores_of, Clock.add_step
+
+    def fail_at_first(self, model):
+        found = scores(self, model)
+        if not self.state.step:
+            raise ModelError("the model's outputs are not finite")
+        return found
+
+    def count(clock, seconds):
+        counted.append((seconds, clock.spent))
+        return add_step(clock, seconds)
+
+    monkeypatch.setattr(ModelSelection, "scores_of", fail_at_first)
+    monkeypatch.setattr(Clock, "add_step", count)
+    fit_on_cpu(make_config("tuned", training={**RECIPE, "init_from": str(initial)}))
+    assert counted[0] == (0.5, 2.0)
 
 
 @pytest.mark.slow
