@@ -12,6 +12,7 @@ from mtrain.checkpoint.state import TrainState
 from mtrain.device import describe_device
 from mtrain.distributed.ranks import Ranks
 from mtrain.kernels.mixed_linear import pads_rows
+from mtrain.kernels.precision import cpu_has_bf16
 from mtrain.kernels.reproducible import can_reproduce
 from mtrain.kernels.triton.available import replaced_in_training
 from mtrain.training.step.learner import Learner
@@ -28,6 +29,8 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int 
     machine += f", {workers} worker{'s' if workers > 1 else ''}"
     if learner.precision == "bf16" and pads_rows(learner.device, torch.bfloat16):
         machine += ", products with surplus rows"
+    if learner.precision == "bf16" and learner.device.type == "cpu" and not cpu_has_bf16():
+        machine += ", bf16 emulated"
     if learner.device.type == "cuda":
         machine = ", ".join([machine, *_describe_cuda(learner.device)])
     machine += "".join(f", without {kernel}" for kernel in replaced_in_training())

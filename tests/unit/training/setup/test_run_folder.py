@@ -315,14 +315,21 @@ def test_kernels_that_operators_replace_are_part_of_the_arithmetic(make_config, 
 
 
 @pytest.mark.parametrize(("precision", "changes"), [("bf16", True), ("fp32", False)])
-def test_surplus_rows_of_products_are_part_of_the_arithmetic(
-    make_config, monkeypatch, caplog, precision, changes
+@pytest.mark.parametrize(
+    ("query", "description"),
+    [
+        ("kernels.mixed_linear.cpu_has_amx", "products with surplus rows"),
+        ("training.step.arithmetic.cpu_has_bf16", "bf16 emulated"),
+    ],
+)
+def test_the_instructions_for_bf16_are_part_of_the_arithmetic(
+    make_config, monkeypatch, caplog, query, description, precision, changes
 ):
-    for has_amx, steps in ((False, 2), (True, 4)):
-        monkeypatch.setattr("mtrain.kernels.mixed_linear.cpu_has_amx", lambda has_amx=has_amx: has_amx)
+    for present, steps in ((False, 2), (True, 4)):
+        monkeypatch.setattr(f"mtrain.{query}", lambda present=present: present)
         fit_on_cpu(make_config(training={"max_steps": steps, "precision": precision}))
     assert ("not bit-identically" in caplog.text) == changes
-    assert (", products with surplus rows, " in caplog.text) == changes
+    assert (f", {description}, " in caplog.text) == changes
 
 
 def test_other_changed_keys_are_shown_as_in_the_config(make_config):
