@@ -13,7 +13,7 @@ from typer import Option
 
 from mtrain.cli.console import options, terminal
 from mtrain.cli.console.output import is_on_screen, is_stdout, open_output, print_to_stdout, require_writable
-from mtrain.errors import UsageError
+from mtrain.errors import StorageError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,13 @@ def clean(
     with ExitStack() as stack:
         out = stack.enter_context(open_output(output))
         other = None if rejected is None else stack.enter_context(open_output(rejected))
-        clean_data(data, out, other, workers, shows_progress=not is_on_screen(output))
+        try:
+            clean_data(data, out, other, workers, shows_progress=not is_on_screen(output))
+        except BrokenPipeError:  # of stdout; the file must neither be missing nor incomplete without an error
+            if file := next((file for file in (output, rejected) if file and not is_stdout(file)), None):
+                terminal.discard_output()
+                raise StorageError(f"{file}: not written, because the reader of stdout has exited") from None
+            raise
     terminal.suggest("next", fit_command(config, None, set_))
 
 

@@ -2,11 +2,12 @@
 
 import gzip
 import json
+import os
 
 import pytest
 import yaml
 
-from tests.support.cli import one_line
+from tests.support.cli import one_line, run_forked
 
 FILTERS = {"max_words": 4, "copied": True, "duplicates": "source"}
 
@@ -49,6 +50,21 @@ def test_a_dash_is_stdout(clean, mtrain, tmp_path, monkeypatch):
     code, out, _ = mtrain("init", *files, "-o", "-")
     assert code == 0 and yaml.safe_load(out)["data"]["source_lang"] == "en"
     assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_a_file_is_not_written_in_part_if_the_reader_of_stdout_exits(clean, tmp_path, rejects):
+    """The file with the rejected pairs beside stdout, or the other way round."""
+    text = "".join(f"a{i}\tb{i}\nc{i}\tc{i}\n" for i in range(5_000))  # every second pair is copied
+    clean({"tsv": write(tmp_path / "t.tsv", text)})
+    write(tmp_path / "no", "old")
+    files = ["-o", tmp_path / "no", "--rejected", "-"] if rejects else ["--rejected", tmp_path / "no"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    code, _, err = run_forked("clean", tmp_path / "c.yaml", *files, stdout=writer)
+    os.close(writer)
+    assert code == 6 and "no: not written, because the reader of stdout has exited" in err
+    assert (tmp_path / "no").read_text() == "old"
 
 
 def test_all_pairs_are_in_one_of_two_files(clean, tmp_path):
