@@ -23,13 +23,14 @@ _VOID = frozenset(["", *_VOID_NAMES.split()])
 # Blocks whose end tag may be omitted, and the blocks (as regular expressions) whose start tags then end them.
 _ENDED_BY = {"p": ".*", "li": "li", "option": "option|optgroup", "dt": "dt|dd", "dd": "dt|dd"}
 _ENDED_BY |= dict.fromkeys(("td", "th"), "td|th|tr|tbody|tfoot") | {"tr": "tr|tbody|tfoot"}
+_ENDED_BY |= dict.fromkeys(("thead", "tbody"), "tbody|tfoot") | {"optgroup": "optgroup"}
 _KEPT_NAMES = ("code", "kbd", "samp", "var")  # elements whose content is not translated
 _ATTRIBUTE = re.compile(r"""[\s/]([^\s/>="']+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>"']*))?""")
 _DEEPEST = 50  # elements in each other; tags that are deeper count as single ones
 # As in browsers, comments, scripts, tags and quotes that do not end extend to the end of the document. No
 # alternative fails after it has read far, so the time is linear, unlike that of `html.parser`.
 _TOKEN = re.compile(
-    r"<!--(?:.*?-->|.*)|<(?:[!?]|/(?![a-z]))[^>]*>?"
+    r"<!--(?:-?>|.*?--!?>|.*)|<(?:[!?]|/(?![a-z]))[^>]*>?"
     # Elements that are kept and not read further.
     r"|<(?P<kept>script|style|textarea|(?:svg|math)(?![^>]*/>))(?=[\s/>])(?:.*?</(?P=kept)\b[^>]*>?|.*)"
     # A quote begins a value only after "=".
