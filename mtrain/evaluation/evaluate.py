@@ -19,7 +19,7 @@ from mtrain.config.sections.corpora import Corpus, Holdout, HubCorpus, TextTestS
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.preparing.inputs import hashes_of_missing
 from mtrain.data.reading.blocks import good_pairs, read_corpus
-from mtrain.data.reading.files import existing_files, files_by_pair, further_references
+from mtrain.data.reading.files import existing_files, files_by_pair, further_references, input_files
 from mtrain.data.reading.lines import raise_errors, read_text
 from mtrain.data.rewriting.augment import Side, change_pair
 from mtrain.data.store.folder import DataFolder, directions_of_validation, locate_data_folder, read_validation
@@ -141,6 +141,15 @@ def target_lang_of(path: Path) -> str:
     without_settings = is_checkpoint(path) or not folder.is_dir()  # the settings of the run are used
     data = _data_of(path, ()) if without_settings else None
     return read_model_config(folder).target_lang if data is None else data.target_lang
+
+
+def data_files_of(path: Path, overrides: Sequence[str] = ()) -> list[Path]:
+    """The local files of the corpora and test sets of the run that a path belongs to; none without a run.
+
+    Raises UsageError if the config of the run is invalid.
+    """
+    data = _data_of(path, overrides)
+    return [] if data is None else input_files(data)
 
 
 def _data_of(path: Path, overrides: Sequence[str]) -> DataConfig | None:

@@ -78,6 +78,14 @@ def test_set_replaces_the_test_sets_of_the_run(mtrain, run_dir, corpus):
     assert code == 0 and out.startswith("moved (8 sentences)\n")
 
 
+def test_the_test_sets_of_the_run_are_not_replaced(mtrain, run_dir, corpus):
+    reference = corpus / "train.de"
+    before = reference.read_bytes()
+    code, _, err = mtrain("evaluate", run_dir, "--sentence-scores", reference, "--device", "cpu")
+    assert code == 2 and "train.de: this file is also an input" in one_line(err)
+    assert reference.read_bytes() == before
+
+
 def test_changed_copies_of_a_test_set_are_scored(mtrain, run_dir, corpus, tmp_path):
     names = "uppercase, titlecase,typos,drop_final_punctuation"
     arguments = ["--metrics", "bleu,chrf", "--device", "cpu", "--beam-size", 1]

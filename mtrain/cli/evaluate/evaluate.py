@@ -151,7 +151,10 @@ def evaluate(
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     from mtrain.evaluation.comet import DEFAULT_MODEL, CometProcess, comet_python
+    from mtrain.evaluation.evaluate import data_files_of
 
+    for output in filter(None, (sentence_scores, html)) if model is not None else ():
+        require_writable(output, data_files_of(model, data_settings))
     python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
     used_model = str(path_of(comet_model or DEFAULT_MODEL))
     process = CometProcess(python, used_model, device)
