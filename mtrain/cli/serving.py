@@ -108,9 +108,10 @@ def _listen(host: str, port: int) -> socket.socket:
 def _origin(text: str) -> str:
     """An origin as browsers send it, or `*`. Raises UsageError if the text is not one."""
     origin = text.rstrip("/").lower()
-    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z\d+.-]*://[^/*]+", origin):
-        raise UsageError(f"--cors {text}: not an origin; give one such as https://example.org, or *")
-    return origin
+    if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z\d+.-]*://[!-)+-.0-~]+", origin):
+        problem = "not an origin as browsers send it, in ASCII"
+        raise UsageError(f"--cors {text}: {problem}; give one such as https://example.org, or *")
+    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin)
 
 
 def _host_of(origin: str) -> str:

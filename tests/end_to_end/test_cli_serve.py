@@ -32,7 +32,8 @@ KNOWN = dict(PAIRS)
         (["--api-keys", "missing.txt"], 3, "missing.txt: no such file"),
         (["--engine", "marian"], 2, "engine"),
         (["--port", "70000"], 2, "port"),
-        (["--cors", "page.example"], 2, "--cors page.example: not an origin; give one such as https://"),
+        (["--cors", "page.example"], 2, "--cors page.example: not an origin as browsers send it, in ASCII"),
+        (["--cors", "https://büro.example"], 2, "give one such as https://example.org, or *"),
         (["--set", "decoding.samples=2", "--engine", "ctranslate2"], 2, "use --engine mtrain"),
     ],
 )
@@ -168,11 +169,14 @@ def address(run_dir):
 
 @pytest.mark.slow
 def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
-    origins = ["https://page.example:8443", "http://[fd00::1]:3000"]
+    origins = ["https://page.example:8443", "http://[fd00::1]:3000", "https://Other.example:443/"]
     with running(run_dir, *(f"--cors={origin}" for origin in origins)) as (_, address):
         for host in ("localhost:5000", "[::1]:5000", "page.example", "[fd00::1]:3000"):
             request = urllib.request.Request(f"{address}/languages", headers={"Host": host})
             assert urllib.request.urlopen(request).status == 200
+        headers = {"Origin": "https://other.example", "Sec-Fetch-Site": "cross-site"}  # without the port
+        answer = urllib.request.urlopen(urllib.request.Request(f"{address}/languages", headers=headers))
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://other.example"
         request = urllib.request.Request(f"{address}/languages", headers={"Host": "rebound.example"})
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(request)
