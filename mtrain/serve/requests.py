@@ -110,6 +110,7 @@ def require_origin(request: Request, origins: Collection[str]) -> None:
 def require_key(request: Request, fields: Mapping[str, Any], digests: Collection[bytes]) -> None:
     """Raise HTTPException unless the request has a key with one of some digests; see `digest_of`."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    token = token.encode("latin-1").decode("utf-8", "replace")  # Starlette decodes headers as Latin-1
     given = str(fields.get("api_key") or (token if scheme.lower() == "bearer" else ""))
     found = digest_of(given)
     equal = [hmac.compare_digest(found, digest) for digest in digests]

@@ -331,6 +331,8 @@ def test_api_keys_are_required_of_those_who_translate(run_dir):
         assert error_of(client.post("/translate", json=fields), 403) == "An API key is required"
         assert error_of(client.post("/translate", json={**fields, "api_key": "no"}), 403) == "Invalid API key"
         assert client.post("/translate", json={**fields, "api_key": "ä secret"}).status_code == 200
+        bearer = {"Authorization": "Bearer ä secret".encode()}
+        assert client.get("/v1/models", headers=bearer).status_code == 200
         bearer = {"Authorization": "Bearer other"}
         assert client.post("/translate", json=fields, headers=bearer).status_code == 200
         assert client.get("/metrics").status_code == 403
