@@ -61,6 +61,9 @@ def _direction(model: Path) -> tuple[str, str]:
     support the model."""
     exported = _export_of(model)
     config = read_settings(model) if exported is None else exported.config
+    if exported is not None and (exported.format != "bergamot" or any(model.glob("*.bin.gz"))):
+        form = "for Firefox" if exported.format == "bergamot" else "in another format"
+        raise ModelError(f"{model}: is exported {form}; give the model that it was exported from")
     if exported is None:
         tokenizer = Tokenizer(tokenizer_folder(model))
         if problem := problem_of(config, "bergamot", tokenizer, other="use `mtrain serve`"):
@@ -77,8 +80,6 @@ def _write_model(model: Path, folder: Path) -> str:
     if exported is None:
         export_model(model, folder, "bergamot", "int8")
         return arithmetic(int8=True)
-    if not (model / MODEL).exists() or exported.format != "bergamot":
-        raise ModelError(f"{model}: is exported in another format; give the model that it was exported from")
     verify_folder(model, [MODEL])
     copy_files(model, folder, {MANIFEST})
     return arithmetic(exported.quantization is not None)

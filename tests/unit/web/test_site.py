@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mtrain.checkpoint.model_folder import load_model
 from mtrain.interop.bergamot.engine import PACKAGE, VERSION
+from mtrain.interop.bergamot.write import name_for_firefox
 from mtrain.web import engine
 from mtrain.web.site import write_site
 from tests.support.cli import one_line
@@ -118,6 +120,7 @@ def test_several_models_make_several_directions(exported, package, tmp_path):
         (["{model}"], ["--engine", "incomplete"], 2, "--engine incomplete: does not contain @browsermt/"),
         (["missing"], [], 4, "missing: no such model or run folder"),
         (["{other}"], [], 4, "is exported in another format; give the model that it was exported from"),
+        (["{firefox}"], [], 4, "is exported for Firefox; give the model that it was exported from"),
         (["{damaged}"], [], 4, "model.bin: damaged (its contents do not match manifest.json)"),
         (["{und}"], [], 4, "the languages of the model are en and und; use codes such as de"),
         (["{path}"], [], 4, "the languages of the model are en and ../../fr; use codes such as de"),
@@ -132,6 +135,7 @@ def test_mistakes_are_one_line(
         "run": run_dir,
         "model": model,
         "other": tmp_path / "other",
+        "firefox": tmp_path / "firefox",
         "damaged": exported,
         "und": tmp_path / "und",
         "path": tmp_path / "path",
@@ -140,8 +144,11 @@ def test_mistakes_are_one_line(
     if models == ["{tagged}"]:
         config = shutil.copytree(model, folders["tagged"]) / "config.yaml"
         config.write_text(config.read_text().replace("language_tags: none", "language_tags: target"))
-    if models == ["{other}"]:  # with the names of Firefox, for example
-        (shutil.copytree(exported, folders["other"]) / "model.bin").unlink()
+    if models == ["{other}"]:
+        info = shutil.copytree(exported, folders["other"]) / "info.json"
+        info.write_text(info.read_text().replace('"bergamot"', '"ctranslate2"'))
+    if models == ["{firefox}"]:
+        name_for_firefox(load_model(model), shutil.copytree(exported, folders["firefox"]))
     if "incomplete" in options:
         shutil.copytree(package, "incomplete")
         next(Path("incomplete").rglob("*.wasm")).unlink()
