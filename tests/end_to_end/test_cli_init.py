@@ -480,6 +480,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
         ),
         ({"a": b"x", "b": b"y"}, "a b --max-minutes inf", 2, "--max-minutes inf: must be at most 1000000000"),
         ({"a": b"x", "b": b"y"}, "a b --target-lang d.e", 2, "--target-lang d.e: give a code such as en"),
+        ({"a": b"x", "b": b"y"}, f"a b --target-lang en{'_' * 60}!", 2, "!: give a code such as en"),
         ({"a": b"x", "b": b"y"}, "a b --target-lang Farsi", 2, "--target-lang Farsi: give a code such as en"),
         (
             {"a": b"x\n", "b": b"x\n"},

@@ -118,7 +118,7 @@ def _code(option: str, language: str | None) -> str | None:
     from mtrain.config.language_names import find_language
 
     code = language if language is None else find_language(language) or language
-    if code is not None and not re.fullmatch(r"[A-Za-z]{2,3}([-_]\w+)*", code):
+    if code is not None and not re.fullmatch(r"[A-Za-z]{2,3}([-_][^\W_]+)*", code):
         raise UsageError(f"{option} {code}: give a code such as en, or the English name of a language")
     return code
 
