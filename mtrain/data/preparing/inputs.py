@@ -130,7 +130,7 @@ def has_same_pairs(inputs: Inputs | None, own: Inputs) -> bool:
     """Whether a data folder was begun from the readable pairs of a run, with the same validation pairs."""
     if inputs is None or (inputs.contents, inputs.seed) != (own.contents, own.seed):
         return False
-    return agree(inputs.settings["data"], own.settings["data"], _OF_TEXT)
+    return agree(inputs.settings["data"], own.settings["data"], (*_OF_TEXT, "tags"))
 
 
 def differ_only_in_paths(one: Inputs, other: Inputs) -> bool:

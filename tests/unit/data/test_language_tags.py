@@ -90,6 +90,16 @@ def test_pairs_of_each_direction_are_held_out(tmp_path, one_to_many):
         assert pair.target.endswith(" de") == (direction.target == "de")
 
 
+def test_pairs_are_held_out_again_if_the_languages_of_a_corpus_are_corrected(tmp_path, one_to_many):
+    tokenizer = tokenizers.train(tmp_path / "tokenizer", symbols=["<2fr>", "<2de>"])
+    wrong = [{key: value for key, value in each.items() if key != "target_lang"} for each in one_to_many]
+    holdout = {"validation": {"holdout": 20}}
+    prepare_data(config(tmp_path, train=wrong, **holdout), tokenizer, tmp_path / "data", seed=1)
+    data = config(tmp_path, train=one_to_many, language_tags="target", **holdout)
+    again, fresh = (prepare_data(data, tokenizer, tmp_path / name, seed=1) for name in ("data", "fresh"))
+    assert again.validation == fresh.validation and len(set(again.directions)) == 2
+
+
 @pytest.mark.parametrize("kind", ["pairs", "source", "target"])
 def test_duplicates_are_pairs_of_the_same_direction(tmp_path, one_to_many, kind):
     same = write(tmp_path / "same.tsv", TOY[:5])  # as a whole
