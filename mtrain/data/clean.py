@@ -97,7 +97,7 @@ def _lines_of(raw: RawBlock, corpus: Corpus, score: Column | None) -> Lines:
     if isinstance(corpus, TsvCorpus):
         first = raw.first - raw.skipped
         decoded = decode_block(raw.lines[0], raw.names[0], first)
-        lines = [str(line) if isinstance(line, DataError) else line for line in decoded]
+        lines = [_as_line(line) if isinstance(line, DataError) else line for line in decoded]
         replaced = [0] * len(lines)
         if corpus.quotes:
             lines, replaced = _without_quotes(lines, raw.names[0], first)
@@ -109,9 +109,14 @@ def _lines_of(raw: RawBlock, corpus: Corpus, score: Column | None) -> Lines:
     (sources, in_sources), (targets, in_targets) = (_make_readable(side, "\t\n") for side in block[:2])
     rows = zip(map("{}\t{}".format, sources, targets), map(add, in_sources, in_targets), strict=True)
     pairs = dict(zip(block.numbers, rows, strict=True))
-    pairs |= {number: (str(error), 0) for number, error in block.errors.items()}
+    pairs |= {number: (_as_line(error), 0) for number, error in block.errors.items()}
     in_order = [pairs[number] for number in sorted(pairs)]
     return [line for line, _ in in_order], [count for _, count in in_order]
+
+
+def _as_line(error: object) -> str:
+    """An error as one column of a line. It may quote any text, such as file names and keys of JSON."""
+    return " ".join(str(error).split()).encode("utf-8", "replace").decode()
 
 
 def _without_quotes(lines: list[str], name: str, first: int) -> tuple[list[str], list[int]]:
@@ -122,7 +127,7 @@ def _without_quotes(lines: list[str], name: str, first: int) -> tuple[list[str],
         try:
             columns, has_tabs = _make_readable(split_quoted(line), "\t")
         except DataError as error:
-            columns, has_tabs = [f"{name}:{number}: {error}"], [0]
+            columns, has_tabs = [_as_line(f"{name}:{number}: {error}")], [0]
         plain.append("\t".join(columns))
         replaced.append(max(has_tabs))
     return plain, replaced

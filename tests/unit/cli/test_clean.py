@@ -136,6 +136,17 @@ def test_unreadable_pairs(clean, tmp_path):
     assert (tmp_path / "no").read_text() == rejected
 
 
+def test_the_reason_of_an_unreadable_pair_is_one_valid_line(clean, tmp_path):
+    """It names the keys of the record, which can be any text."""
+    lines = '{"s": "a", "t": "b"}\n{"s": "c", "a\\n\\td\\ud800": "e"}\n'
+    train = {"jsonl": write(tmp_path / "x.jsonl", lines), "source_field": "s", "target_field": "t"}
+    code, _, err, kept = clean(train, "--rejected", tmp_path / "no", bad_lines="skip")
+    assert (code, kept) == (0, "a\tb\n"), err
+    [[reason, line]] = [each.split("\t") for each in (tmp_path / "no").read_text().splitlines()]
+    assert reason == "bad" and line.startswith(f"{tmp_path}/x.jsonl:2: no field 't'")
+    assert line.endswith("s, a d?")
+
+
 def test_a_pair_without_the_score_is_rejected_with_the_reason(clean, tmp_path):
     lines = '{"s": "a", "t": "b"}\n{"s": "c", "t": "d", "q": 1}\n'
     train = {"jsonl": write(tmp_path / "x.jsonl", lines), "source_field": "s", "target_field": "t"}
