@@ -52,7 +52,7 @@ def replacing(file: Path) -> Iterator[Path]:
         temporary.touch(exist_ok=False)
         mode = (place if place.exists() else temporary).stat().st_mode
         yield temporary
-        _set_mode(temporary, mode)
+        set_mode(temporary, mode)
         replace_durably(temporary, place)
     except BaseException as error:
         with suppress(OSError):  # it would occupy a disk that may be full
@@ -111,7 +111,7 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         mode = temporary.stat().st_mode & 0o666  # what the umask gives to new files
         for path in [*temporary.rglob("*"), temporary]:
             if path.is_file():
-                _set_mode(path, mode)
+                set_mode(path, mode)
             _sync(path)
         if os.path.lexists(old):  # something in it cannot be moved or removed
             left = old.rename(free_name(old))
@@ -211,7 +211,7 @@ def _siblings(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
 
 
-def _set_mode(file: Path, mode: int) -> None:
+def set_mode(file: Path, mode: int) -> None:
     """Give a file the permissions `mode`, because safetensors makes files that only their owner can read."""
     if file.stat().st_mode & 0o777 != mode & 0o777:  # not all file systems can change them
         file.chmod(mode)
@@ -220,7 +220,8 @@ def _set_mode(file: Path, mode: int) -> None:
 def _sync(path: Path) -> None:
     """Flush a file or, where the platform supports it, a directory to disk."""
     is_folder = path.is_dir()
-    if is_folder and os.name == "nt":  # Windows cannot open directories
+    # Windows cannot open directories, nor can anybody without the permission to list them.
+    if is_folder and (os.name == "nt" or not os.access(path, os.R_OK)):
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:

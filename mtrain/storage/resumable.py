@@ -17,7 +17,7 @@ from pydantic import NonNegativeInt, TypeAdapter
 
 from mtrain.errors import StorageError, UsageError, cannot_write
 from mtrain.regular_files import read_file
-from mtrain.storage.atomic import replace_durably, write_atomically
+from mtrain.storage.atomic import replace_durably, set_mode, write_atomically
 from mtrain.storage.locks import only_writer
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class ResumableOutput:
                 _compress(self.part, compressed, self.compression)
             complete = self.part if self.compression is None else compressed
             if self.path.is_file():
-                complete.chmod(self.path.stat().st_mode)
+                set_mode(complete, self.path.stat().st_mode)
             replace_durably(complete, self.path)
             self.part.unlink(missing_ok=True)
             self.state_file.unlink(missing_ok=True)

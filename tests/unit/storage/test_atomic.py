@@ -35,6 +35,21 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     assert (folder / "a").read_text() == "new"
 
 
+def test_a_folder_may_be_writable_without_being_readable(tmp_path, monkeypatch):
+    """Root can read every folder, so the refusal is simulated."""
+    opened, access = os.open, os.access
+
+    def refuse(path, *arguments, **keywords):
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and access(path, mode))
+    write_atomically(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_the_umask_decides_who_can_read_what_is_written(tmp_path, umask):
     """Files made by safetensors would be readable only by their owner."""

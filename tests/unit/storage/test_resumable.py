@@ -200,13 +200,24 @@ def test_a_complete_output_survives_a_failing_rename(out, part, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "chmod", fail)
     out.write_text("old")
+    out.chmod(0o600)
+    monkeypatch.setattr(Path, "chmod", fail)
     with pytest.raises(StorageError, match="out: cannot write: Permission denied"):
         answer(out)
     assert out.read_text() == "old" and part.read_text() == whole()
     monkeypatch.undo()
     assert answer(out, resume=True) == 10 and out.read_text() == whole()
+
+
+def test_equal_permissions_are_not_set_which_some_file_systems_refuse(out, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    out.write_text("old")
+    monkeypatch.setattr(Path, "chmod", refuse)
+    answer(out)
+    assert out.read_text() == whole()
 
 
 EDITED = '{"lines": "two", "bytes": -1, "sha256": "", "job": {}}'
