@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -102,17 +101,12 @@ class Encoder:
         self, encode: Encode, texts: list[str], before: Sequence[int], after: Sequence[int] = ()
     ) -> Rows:
         """The ids of each text with EOS, and the ids of languages before and after them."""
-        ids: list[Ids] = [np.empty(0, self._dtype)]
-        lengths: list[int] = []
+        parts, end = [Rows.from_lists([])], [self._tokenizer.special.eos, *after]
         for start in range(0, len(texts), _TEXTS):
             rows = encode(texts[start : start + _TEXTS])
-            for row in rows:
-                row[:0] = before
-                row.append(self._tokenizer.special.eos)
-                row += after
-            lengths += map(len, rows)
-            ids.append(np.fromiter(chain.from_iterable(rows), self._dtype))
-        return Rows(np.concatenate(ids), np.array(lengths, np.int64))
+            parts.append(Rows.from_lists([[*before, *row, *end] for row in rows]))
+        ids, lengths = Rows.join(parts)
+        return Rows(ids.astype(self._dtype), lengths)
 
 
 @dataclass
