@@ -1,10 +1,17 @@
 const $ = (id) => document.getElementById(id);
-const HINT = "Point at a word of the translation, or move with the arrow keys, to see what it translates.";
 let languages = [], timer = 0, running = null, shown = null, current = -1;
 
 const element = (name, properties) => Object.assign(document.createElement(name), properties);
 const say = (text, isError = false) =>
   Object.assign($("message"), { textContent: text, className: isError ? "muted error" : "muted" });
+
+// "auto" follows the first letter, which may be that of a foreign name.
+function directionOf(code) {
+  try {
+    const locale = new Intl.Locale(code.replace("_", "-"));
+    return (locale.getTextInfo?.() ?? locale.textInfo).direction;
+  } catch { return "auto"; }  // of a browser or language without this information
+}
 
 function listTargets() {
   const from = $("from").value, before = $("to").value;
@@ -31,7 +38,7 @@ async function translate() {
     say(found ? `Detected language: ${found.name}` : "");
     show({ q, target, ...answer });
   } catch (error) {
-    if (running === mine) say(error.message, true);
+    if (running === mine) { show(null); say(error.message, true); }
   } finally {
     if (running === mine) document.body.classList.remove("busy");
   }
@@ -56,14 +63,15 @@ function show(answer) {
   const spans = [...new Map(links.map((link) => [link[2], link.slice(2)])).values()].sort((a, b) => a[0] - b[0]);
   $("target").replaceChildren(...pieces(text, spans, "span"));
   [...$("target").children].forEach((node, i) => { node.dataset.begin = spans[i][0]; });
-  if (answer) $("target").lang = answer.target;
+  const dir = answer ? directionOf(answer.target) : "auto";
+  if (answer) Object.assign($("target"), { lang: answer.target, dir });
   const from = answer?.detectedLanguage?.language ?? $("from").value;
   $("source").lang = from === "auto" ? "" : from;
   $("others").hidden = !others.length;
   $("alternatives").replaceChildren(
-    ...others.map((each) => element("li", { dir: "auto", lang: answer.target, textContent: each })));
+    ...others.map((each) => element("li", { dir, lang: answer.target, textContent: each })));
+  $("hint").hidden = !text;
   point(-1);
-  $("aligned").textContent = text ? HINT : "";
 }
 
 function point(index) {
@@ -74,10 +82,12 @@ function point(index) {
   const spans = links.map((link) => link.slice(0, 2)).sort((a, b) => a[0] - b[0]);
   const isSame = shown && shown.q === $("source").value;
   $("mirror").replaceChildren(...(isSame ? pieces(shown.q, spans, "mark") : []), "\n");
-  if (spans.length) {
-    const sources = spans.map(([begin, end]) => [...shown.q].slice(begin, end).join(""));
-    $("aligned").textContent = `${words[index].textContent} ← ${sources.join(" … ")}`;
-  }
+  $("mirror").scrollTop = $("source").scrollTop;
+  const sources = spans.map(([begin, end]) => [...shown.q].slice(begin, end).join("")).join(" … ");
+  $("aligned").replaceChildren(...(sources ? [
+    element("bdi", { lang: $("target").lang, textContent: words[index].textContent }), " ← ",
+    element("bdi", { lang: $("source").lang, textContent: sources }),
+  ] : []));
 }
 
 const later = () => { clearTimeout(timer); timer = setTimeout(translate, 300); };
@@ -90,12 +100,15 @@ $("keys").addEventListener("submit", (event) => event.preventDefault());
 $("target").addEventListener("mouseover", (event) => point([...$("target").children].indexOf(event.target)));
 ["mouseleave", "blur"].forEach((name) => $("target").addEventListener(name, () => point(-1)));
 $("target").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], count = $("target").children.length;
+  if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const forward = getComputedStyle($("target")).direction === "rtl" ? -1 : 1;
+  const step = { ArrowRight: forward, ArrowLeft: -forward }[event.key], count = $("target").children.length;
   const from = current < 0 && step < 0 ? 0 : current;
   if (step && count) { event.preventDefault(); point((from + step + count) % count); }
 });
 $("copy").addEventListener("click", async () => {
-  try { await navigator.clipboard.writeText(shown ? shown.translatedText : ""); say("Copied."); }
+  if (!shown) return say("There is no translation to copy.", true);
+  try { await navigator.clipboard.writeText(shown.translatedText); say("Copied."); }
   catch { say("The browser does not allow copying here.", true); }
 });
 $("swap").addEventListener("click", () => {
@@ -104,7 +117,7 @@ $("swap").addEventListener("click", () => {
   if (![...$("from").options].some((each) => each.value === from)) return say("There is no model for this.", true);
   $("from").value = from; listTargets();
   if ([...$("to").options].some((each) => each.value === to)) $("to").value = to;
-  if (shown?.q === $("source").value) $("source").value = shown.translatedText;
+  if (shown?.q === $("source").value && shown.target === from) $("source").value = shown.translatedText;
   translate();
 });
 
@@ -118,7 +131,6 @@ $("swap").addEventListener("click", () => {
     $("from").value = settings.language.source.code;
     listTargets();
     $("to").value = settings.language.target.code;
-    if (settings.charLimit) $("source").maxLength = settings.charLimit;
     $("keys").hidden = !settings.keyRequired;
     const isReversible = ({ code, targets }) => sources.some((each) => targets.includes(each.code)
       && each.targets.includes(code));
