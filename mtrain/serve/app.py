@@ -186,13 +186,19 @@ async def _on_error(server: Server, request: Request, error: Exception) -> Respo
     server.counts[f'errors_total{{status="{status}"}}'] += 1
     answer: Any = valid_text(message)
     if request.scope["path"].startswith("/v1/"):  # as OpenAI's clients expect it
-        answer = {"message": answer, "type": "server_error" if status >= 500 else "invalid_request_error"}
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        answer = {"message": answer, "type": kind, "param": None, "code": None}
     return JSONResponse({"error": answer}, status, headers)
 
 
 def make_app(server: Server) -> Starlette:
     """The application. Its end waits for all translations."""
-    asking = {"/metrics": _metrics, "/v1/models": openai.list_models, "/download_file/{name}": _download_file}
+    asking = {
+        "/metrics": _metrics,
+        "/v1/models": openai.list_models,
+        "/v1/models/{name:path}": openai.list_models,
+        "/download_file/{name}": _download_file,
+    }
     sending = {
         "/translate": _translate,
         "/translate_file": _translate_file,

@@ -17,11 +17,20 @@ from mtrain.serve.server import Server
 
 
 async def list_models(server: Server, request: Request) -> Response:
-    """Each direction of each model as a model of its own."""
+    """Each direction of each model as a model of its own, or the one that the path names."""
     require_key(request, {}, server.key_digests)
     fields = {"object": "model", "created": 0, "owned_by": "mtrain"}
-    models = [{"id": name, **fields} for name in server.models.directions]
-    return JSONResponse({"object": "list", "data": models})
+    models = {name: {"id": name, **fields} for name in server.models.directions}
+    if (name := request.path_params.get("name")) is None:
+        return JSONResponse({"object": "list", "data": [*models.values()]})
+    return JSONResponse(models[_require_model(server, name)])
+
+
+def _require_model(server: Server, name: str) -> str:
+    """The name of a model. Raises HTTPException if it does not exist."""
+    if name not in server.models.directions:
+        raise HTTPException(404, f"the model {name} does not exist; /v1/models lists all")
+    return name
 
 
 def _last_message(fields: Mapping[str, Any]) -> object:
@@ -39,9 +48,7 @@ def _last_message(fields: Mapping[str, Any]) -> object:
 async def complete_chat(server: Server, request: Request) -> Response:
     """The translation as an answer in a chat."""
     fields = await server.fields(request)
-    id_ = text_of(fields, "model")
-    if id_ not in server.models.directions:
-        raise HTTPException(404, f"the model {id_} does not exist; /v1/models lists all")
+    id_ = _require_model(server, text_of(fields, "model"))
     model, source, target = server.models.directions[id_]
     translator = model.between(source, target)
     texts = require_texts([_last_message(fields)], server.char_limit)
@@ -49,21 +56,29 @@ async def complete_chat(server: Server, request: Request) -> Response:
         [translation] = await server.translate(request, translator, texts, n_best=1, alignments=False)
     answer = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": id_}
     reason = "stop" if translation.finished else "length"
+    [prompt] = await run_in_threadpool(translator.tokenizer.encode_source, texts)
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": translation.tokens}
+    usage["total_tokens"] = sum(usage.values())
     if fields.get("stream") is True:
-        events = _events(answer, translation.text, reason)
+        options = fields.get("stream_options")
+        counts = isinstance(options, dict) and options.get("include_usage") is True
+        events = _events(answer, translation.text, reason, usage if counts else None)
         return StreamingResponse(events, media_type="text/event-stream")
     message = {"role": "assistant", "content": translation.text}
     answer |= {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
-    [prompt] = await run_in_threadpool(translator.tokenizer.encode_source, texts)
-    usage = {"prompt_tokens": len(prompt), "completion_tokens": translation.tokens}
-    answer |= {"object": "chat.completion", "usage": {**usage, "total_tokens": sum(usage.values())}}
-    return JSONResponse(answer)
+    return JSONResponse({**answer, "object": "chat.completion", "usage": usage})
 
 
-def _events(answer: dict[str, Any], text: str, reason: str) -> Iterator[str]:
-    """The answer as events of a stream."""
-    for delta, finish in (({"role": "assistant", "content": text}, None), ({}, reason)):
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        event = {**answer, "object": "chat.completion.chunk", "choices": [choice]}
+def _events(answer: dict[str, Any], text: str, reason: str, usage: dict[str, int] | None) -> Iterator[str]:
+    """The answer as events of a stream, the last of which contains the `usage`, if given."""
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": reason},
+    ]
+    events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
+    if usage is not None:
+        events.append({"choices": [], "usage": usage})
+    for event in events:
+        event = {**answer, "object": "chat.completion.chunk", **event}
         yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
     yield "data: [DONE]\n\n"

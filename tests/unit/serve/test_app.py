@@ -266,6 +266,7 @@ def test_a_chat_translates_the_last_message_of_the_user(client):
         {"role": "user", "content": [{"type": "text", "text": "A cat sleeps."}]},
     ]
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["by-heart:en-de"]
+    assert client.get("/v1/models/by-heart:en-de").json()["id"] == "by-heart:en-de"
     fields = {"model": "by-heart:en-de", "messages": messages}
     answer = client.post("/v1/chat/completions", json=fields).json()
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Eine Katze schläft."}
@@ -277,13 +278,19 @@ def test_a_chat_translates_the_last_message_of_the_user(client):
     )
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
     assert lines[-2:] == ["data: [DONE]", ""]
+    counting = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    *_, last, _, _ = client.post("/v1/chat/completions", json=counting).text.split("\n\n")
+    last = json.loads(last.removeprefix("data: "))
+    assert (last["choices"], last["usage"]) == ([], answer["usage"])
 
 
 def test_errors_below_v1_are_as_openai_clients_expect_them(client):
     fields = {"model": "by-heart:en-fr", "messages": []}
-    found = error_of(client.post("/v1/chat/completions", json=fields), 404)
-    assert found["type"] == "invalid_request_error"
-    assert "by-heart:en-fr does not exist" in found["message"]
+    asked = client.post("/v1/chat/completions", json=fields), client.get("/v1/models/by-heart:en-fr")
+    for answer in asked:
+        found = error_of(answer, 404)
+        assert found["type"] == "invalid_request_error"
+        assert "by-heart:en-fr does not exist" in found["message"]
     wrong = client.post("/v1/chat/completions", json={"model": "by-heart:en-de", "messages": [7]})
     assert "text" in error_of(wrong, 400)["message"]
 
@@ -425,7 +432,8 @@ def test_every_route_is_described(server, client):
     spec = client.get("/spec").json()
     described = {(path, method) for path, methods in spec["paths"].items() for method in methods}
     found: list[Any] = app.make_app(server).routes
-    routes = {(route.path, method.lower()) for route in found for method in route.methods - {"HEAD"}}
+    methods = [(route.path.replace(":path", ""), route.methods - {"HEAD"}) for route in found]
+    routes = {(path, method.lower()) for path, of_path in methods for method in of_path}
     routes -= {(path, "get") for path in ("/", "/docs", "/spec")}
     assert described == routes
 
