@@ -13,10 +13,10 @@ from mtrain.report.page import html_differences, html_labeled, html_page, html_r
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
 
 
-def comparison_page(sets: Sequence[SetResult]) -> str:
+def comparison_page(sets: Sequence[SetResult], language: str | None = None) -> str:
     """The page for one or more test sets with scores of sentences. It has tables of scores, then the
     sentences of each compared system beside those of the baseline, sorted by the difference in the first
-    metric."""
+    metric. `language` is the target language of the sets without a direction of their own."""
     shown = _without_common_folder(list(sets[0].outputs))
     sets = [_renamed(each, shown) for each in sets]
     baseline, *others = sets[0].outputs
@@ -25,7 +25,7 @@ def comparison_page(sets: Sequence[SetResult]) -> str:
         f'<li><a href="#set-{n}">{escape(each.test.name)}</a></li>' for n, each in enumerate(sets)
     )
     contents = f'<nav aria-label="Test sets"><ul>{links}</ul></nav>' if len(sets) > 1 else ""
-    parts = "\n".join("\n".join(_parts_of_set(each, n)) for n, each in enumerate(sets))
+    parts = "\n".join("\n".join(_parts_of_set(each, n, language)) for n, each in enumerate(sets))
     head = f"<header><h1>{escape(title)}</h1>{contents}</header>"
     return html_page(title, f'{head}\n<main id="main">{parts}</main>', ["comparison.css"])
 
@@ -52,7 +52,7 @@ def _renamed(compared: SetResult, shown: dict[str, str]) -> SetResult:
     )
 
 
-def _parts_of_set(compared: SetResult, number: int) -> Iterator[str]:
+def _parts_of_set(compared: SetResult, number: int, language: str | None) -> Iterator[str]:
     test, (baseline, *others) = compared.test, compared.outputs
     yield f'<h2 id="set-{number}"><bdi>{escape(test.name)}</bdi> ({len(test.references[0])} sentences)</h2>'
     for comparison in compared.comparisons:
@@ -62,7 +62,7 @@ def _parts_of_set(compared: SetResult, number: int) -> Iterator[str]:
         "unlikely to be due to chance, by paired bootstrap resampling or approximate randomization.</p>"
     )
     for index, system in enumerate(others):
-        yield "\n".join(_sentences_of(compared, baseline, system, f"{number}-{index}"))
+        yield "\n".join(_sentences_of(compared, baseline, system, f"{number}-{index}", language))
 
 
 def _score_table(comparison: MetricComparison) -> str:
@@ -76,7 +76,9 @@ def _score_table(comparison: MetricComparison) -> str:
     return html_table(title, columns, rows) + f'<p class="muted">{signature}</p>'
 
 
-def _sentences_of(compared: SetResult, baseline: str, system: str, key: str) -> Iterator[str]:
+def _sentences_of(
+    compared: SetResult, baseline: str, system: str, key: str, language: str | None
+) -> Iterator[str]:
     """A list of sentences by descending difference."""
     metric = next(iter(compared.sentences[system]))
     sign = -1 if metric == "ter" else 1
@@ -102,20 +104,24 @@ def _sentences_of(compared: SetResult, baseline: str, system: str, key: str) -> 
     choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}
     yield html_radios("Show", f"show-{key}", choices, "all")
     for row in shown:
-        yield _sentence(compared, (baseline, system), row, metric, gains[row])
+        yield _sentence(compared, (baseline, system), row, metric, gains[row], language)
     yield "</section>"
 
 
-def _sentence(compared: SetResult, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:
+def _sentence(
+    compared: SetResult, systems: tuple[str, str], row: int, metric: str, gain: float, language: str | None
+) -> str:
     test = compared.test
+    source = test.direction and test.direction.source
+    target = test.target_lang(language)
     kind = "better" if gain > 0 else "worse" if gain < 0 else "same"
     difference = f"{TITLES[metric]} {gain:+.{_digits(metric)}f}"
     if metric == "ter":
         difference += " (positive: better)"
-    context = [("Source", test.sources[row])] if test.sources else []
+    context = [("Source", test.sources[row], source)] if test.sources else []
     several = len(test.references) > 1
     context += [
-        (f"Reference {n}" if several else "Reference", lines[row])
+        (f"Reference {n}" if several else "Reference", lines[row], target)
         for n, lines in enumerate(test.references, 1)
         if n == 1 or lines[row].strip()
     ]
@@ -123,10 +129,10 @@ def _sentence(compared: SetResult, systems: tuple[str, str], row: int, metric: s
     marked = [html_differences(before, after, "del"), html_differences(after, before, "ins")]
     labels = [f"{name}: {_scores(compared.sentences[name], row)}" for name in systems]
     pair = "".join(
-        f"<div>{html_labeled(label, text, html=html or '(empty)')}</div>"
+        f"<div>{html_labeled(label, text, target, html or '(empty)')}</div>"
         for label, text, html in zip(labels, (before, after), marked, strict=True)
     )
-    above = "".join(html_labeled(label, text) for label, text in context)
+    above = "".join(html_labeled(label, text, code) for label, text, code in context)
     heading = f"<h4>Line {row + 1}: {escape(difference)}</h4>"
     return f'<article class="{kind}">{heading}{above}<div class="pair">{pair}</div></article>'
 

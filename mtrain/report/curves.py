@@ -103,7 +103,7 @@ def _section(runs: Sequence[RunRecords], chart: Chart) -> str:
     title = chart.title + (f" ({unit})" if unit else "")
     return (
         f'<section><h3 id="chart-{chart.key}">{escape(title)}</h3>'
-        f'<div data-chart="{chart.key}" tabindex="0" role="group"'
+        f'<div data-chart="{chart.key}" tabindex="0" role="application"'
         f' aria-label="{escape(_summary(runs, chart))}"><div role="status"></div></div>'
         f"<details><summary>Values</summary>{_table(runs, chart, title)}</details></section>"
     )

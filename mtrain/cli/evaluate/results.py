@@ -95,7 +95,7 @@ def report_results(
         from mtrain.report.comparison import comparison_page
 
         with open_output(outputs.html) as out:
-            out.write(comparison_page(results))
+            out.write(comparison_page(results, language))
 
 
 def _summary(results: "Sequence[SetResult]") -> Iterable[str]:

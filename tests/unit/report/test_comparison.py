@@ -1,7 +1,10 @@
 """The page that shows translations side by side."""
 
+from collections import Counter
+
 import pytest
 
+from mtrain.config.languages import Direction
 from mtrain.evaluation.evaluate import Output
 from mtrain.evaluation.evaluate import TestSet as Sentences
 from mtrain.evaluation.metrics import make_metrics
@@ -58,6 +61,15 @@ def test_each_text_has_its_own_direction():
     elements = Elements(page_of(["bleu"], sources))
     directions = [each["dir"] for each in elements.of("p") if "dir" in each]
     assert directions.count("rtl") == 1 and len(directions) == 3 * 4
+
+
+def test_each_text_has_its_own_language():
+    """That of a set with a direction of its own is not the one of the model."""
+    plain = result_of(SYSTEMS, ["bleu"], ["a", "b", "c", "d"])
+    directed = plain._replace(test=plain.test._replace(direction=Direction("cs", "de_AT")))
+    texts = [each for each in Elements(comparison_page([plain, directed], "fr")).of("p") if "dir" in each]
+    languages = Counter(each.get("lang") for each in texts)
+    assert languages == {None: 3, "fr": 9, "cs": 3, "de-AT": 9}
 
 
 def test_text_is_escaped():
