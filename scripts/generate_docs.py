@@ -80,7 +80,8 @@ def configuration() -> str:
         "# Configuration",
         "Every key of a config file. An unknown key is an error that names the nearest existing one.",
         "A config that gives no sizes uses `model.preset: auto`, which chooses the vocabulary size, "
-        "the sizes, dropout, batch size, learning rate, schedule and validation interval ([The automatic "
+        "the sizes, dropout, batch size, optimizer, learning rate, warm-up, schedule, EMA, the intervals of "
+        "validations and checkpoints and, for small corpora, settings of the search ([The automatic "
         "recipe](../explanation/automatic-recipe.md)). For these keys, the defaults below "
         "apply only without it.",
         "`extends: other.yaml` at the top level starts from another file, relative to this one. Mappings are "

@@ -78,7 +78,7 @@ def tokenize(
 ) -> None:
     """Learn the subword vocabulary of CONFIG.
 
-    Trains SentencePiece on the training corpora and prints the files written. `mtrain fit` does the same if
+    Trains SentencePiece on the training corpora and prints its model files. `mtrain fit` does the same if
     the run folder has no tokenizer yet.
 
     Examples:

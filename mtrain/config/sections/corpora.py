@@ -158,9 +158,10 @@ class Holdout(Section):
     """A validation set that is taken out of the training corpora."""
 
     holdout: PositiveInt = Field(
-        description="number of pairs to hold out, each with a different source, drawn at random with `seed` "
-        "from all corpora, whatever their weights; training leaves out every pair with one of these sources "
-        "or, if the corpora have several directions, with one of these sentences on either side"
+        description="number of pairs to hold out, drawn at random with `seed` from all corpora, whatever "
+        "their weights; those of a direction have different sources. Training leaves out every pair with one "
+        "of these sources or, if the corpora have several directions, with one of these sentences on either "
+        "side"
     )
 
 

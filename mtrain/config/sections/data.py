@@ -42,7 +42,7 @@ class DataConfig(Section):
     validation: ValidationCorpora = Field(
         description="validation corpus, a list of corpora, or `{holdout: N}` for N pairs taken out of `train`"
     )
-    test: dict[str, TestCorpus] = Field({}, description="test sets by name, for `mtrain evaluate`")
+    test: dict[str, TestCorpus] = Field({}, description="test sets by name, scored at the end of `fit`")
     stages: Annotated[list[Stage], Field(min_length=1)] | None = Field(
         None,
         description="stages of training, one after another, each with shares of the corpora of `train`; "
@@ -66,7 +66,7 @@ class DataConfig(Section):
     bad_lines: Literal["error", "skip"] = Field(
         "error",
         description="error: stop at the first invalid UTF-8, NUL character or missing field; skip: drop and "
-        "count such pairs",
+        "count such pairs; those of test sets are always errors",
     )
     filters: Filters | None = Field(
         None,
