@@ -34,7 +34,7 @@ class Augment(Section):
     noise: Probability = Field(
         0.0,
         description="add pairs with the same random Unicode characters on both sides; their number as a "
-        "share of the corpus (for example 0.0005)",
+        "share of the pairs of an epoch (for example 0.0005)",
     )
     merge: Probability = Field(
         0.0, description="append the next pair to a pair; the next pair also remains (for example 0.05)"

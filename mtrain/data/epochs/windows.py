@@ -47,6 +47,7 @@ class WindowedCorpus:
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
         self._epoch_pairs = sum(shard.info.kept * self._corpora[shard.info.corpus].weight for shard in shards)
+        self._noise = 0.0 if data.augment is None else data.augment.noise  # relative to these pairs
         counts = sum(np.diff(shard.buckets[:, 0]) for shard in shards)  # rows of each bucket
         self._buckets = np.flatnonzero(counts).tolist()  # small corpora may have empty ones
         # Without stages of training.
@@ -135,7 +136,7 @@ class WindowedCorpus:
         if self.count_windows(starts) == 1:
             return 1.0
         total = self._epoch_pairs if self.mixer is None else self.mixer.mixture(starts).epoch_pairs
-        return window.expected_pairs / float(total)
+        return window.expected_pairs / (float(total) * (1 + self._noise))
 
     def of_average_epoch(self, max_epochs: int | None) -> tuple[EncodedCorpus, float]:
         """Some pairs, weighted by how often they occur in an epoch, on average over a run of `max_epochs`

@@ -12,6 +12,7 @@ from mtrain.config.sections.corpora import Corpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.data import are_too_long
 from mtrain.data.rewriting.augment import CHANGES, Side, change_pair, noise
+from mtrain.errors import UsageError
 from mtrain.tokenizer.tokenizer import TagIds, Tokenizer
 
 EncodedPair = tuple[list[int], list[int]]  # source and target ids, each ending in EOS, apart from `TagIds`
@@ -21,6 +22,7 @@ class PairAugmenter:
     """Changes encoded pairs at random. What it does depends only on the pairs and a generator."""
 
     def __init__(self, augment: Augment, data: DataConfig, tokenizer: Tokenizer):
+        """Raises UsageError if the vocabulary cannot represent noise."""
         self._augment, self._max_length = augment, data.max_length
         self._vocabularies = tokenizer.source, tokenizer.target
         self._symbols = [vocabulary.symbol_pattern for vocabulary in self._vocabularies]
@@ -31,6 +33,8 @@ class PairAugmenter:
             corpora.setdefault(tags, []).append(corpus)
         self._directions = {tags: data.common_direction(tagged) for tags, tagged in corpora.items()}
         self._eos = tokenizer.special.eos
+        if augment.noise and not self.noise(10 / augment.noise, random.Random(1)):
+            raise UsageError("data.augment.noise: the vocabulary lacks its characters; leave it out")
 
     def __call__(self, pairs: Sequence[EncodedPair], generator: random.Random) -> list[EncodedPair]:
         """The pairs, some of them changed. A pair is not changed if it would become empty or too long, or if
@@ -63,7 +67,7 @@ class PairAugmenter:
                 changed[row] = pair
         return [_tagged(each, pair) for each, pair in zip(tags, changed, strict=True)]
 
-    def noise(self, pairs: int, generator: random.Random) -> list[EncodedPair]:
+    def noise(self, pairs: float, generator: random.Random) -> list[EncodedPair]:
         """The random pairs that are added to a number of pairs."""
         count = int(pairs * self._augment.noise + generator.random())
         unknown = [vocabulary.special.unk for vocabulary in self._vocabularies]

@@ -87,7 +87,7 @@ class Reencoder:
         self._calls += 1
         yield from self._reencoded(corpus, key, partial(raise_if_cancelled, cancelled))
         if (augment := self._reencode_block.augment) is not None:
-            noise = augment.noise(len(corpus), make_generator("noise", self._seed, *key))
+            noise = augment.noise(corpus.expected_pairs, make_generator("noise", self._seed, *key))
             if noise:
                 yield _from_pairs(noise)
 

@@ -8,8 +8,10 @@ import pytest
 
 from mtrain.config.sections.augment import Augment
 from mtrain.data.epochs.schedule import Position
+from mtrain.data.preparing import encode_folder
 from mtrain.data.rewriting import reencode
 from mtrain.data.rewriting.augment_pairs import PairAugmenter
+from mtrain.errors import UsageError
 from mtrain.processes import pool
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
@@ -117,10 +119,10 @@ def test_pairs_with_unknown_characters_are_not_changed(tmp_path: Path):
     keys = Augment(drop_final_punctuation=1, merge=1)
     changed = PairAugmenter(keys, data, without_bytes)(ids, random.Random(1))
     assert changed == ids  # the second pair would be merged with the third one
-    keys = Augment(drop_final_punctuation=1, noise=1)
-    augmenter = PairAugmenter(keys, data, without_bytes)
+    augmenter = PairAugmenter(Augment(drop_final_punctuation=1), data, without_bytes)
     assert decoded(without_bytes, augmenter(ids, random.Random(1)))[1] == ("the cat sleeps", "le chat dort")
-    assert augmenter.noise(50, random.Random(1)) == []
+    with pytest.raises(UsageError, match=r"data\.augment\.noise: the vocabulary lacks its characters"):
+        PairAugmenter(Augment(noise=0.0005), data, without_bytes)
 
 
 def test_languages_without_spaces_are_merged_without_one(tmp_path: Path):
@@ -213,7 +215,7 @@ def test_worker_processes_change_pairs_like_this_one(
 
 
 def test_noise_is_added_after_the_pairs_of_the_corpus(tokenizer: Tokenizer, tmp_path: Path):
-    section = config(tmp_path, [{**write(tmp_path / "t.tsv", TOY), "weight": 0.5}], augment={"noise": 0.1})
+    section = config(tmp_path, [{**write(tmp_path / "t.tsv", TOY), "weight": 0.5}], augment={"noise": 0.2})
     train = prepare_data(section, tokenizer, tmp_path / "data", seed=1).train
     corpus = train.open(Position())
     added = rows_of(corpus)[300:]
@@ -223,6 +225,16 @@ def test_noise_is_added_after_the_pairs_of_the_corpus(tokenizer: Tokenizer, tmp_
     assert corpus.locate([0, 300]) == [f"{tmp_path}/t.tsv:1", "data.augment.noise"]
     assert rows_of(corpus)[:300] == rows_of(train.encoded())
     assert rows_of(train.open(Position(1)))[300:] != added == rows_of(train.open(Position()))[300:]
+
+
+def test_noise_is_a_share_of_each_window(tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
+    """So that the windows of an epoch add up to one epoch."""
+    monkeypatch.setattr(encode_folder, "BUCKET", 30)
+    section = config(tmp_path, [write(tmp_path / "t.tsv", TOY)], augment={"noise": 0.5}, window_pairs=100)
+    train = prepare_data(section, tokenizer, tmp_path / "data", seed=1).train
+    windows = [train.open(Position(0, window)) for window in range(train.count_windows())]
+    assert len(windows) > 1
+    assert sum(map(train.share_of_epoch, windows)) == pytest.approx(1, abs=0.05)
 
 
 def test_changed_pairs_are_segmented_by_sampling(tokenizer: Tokenizer, tmp_path: Path):
