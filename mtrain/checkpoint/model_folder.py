@@ -228,12 +228,14 @@ def folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None
     decoding = config.decoding
     if decoding.alignment_layer is None:
         decoding = decoding.model_copy(update={"alignment_layer": layer})
-    direction = tokenizer.complete(config.data.direction)
+    direction, tags, codes = config.data.direction, config.data.language_tags, list[str]()
+    if tags.startswith("codes"):  # a model without tags may have a vocabulary with codes
+        direction, codes = tokenizer.complete(direction, tags), [*tokenizer.source.codes]
     return ModelFolderConfig(
         source_lang=direction.source,
         target_lang=direction.target,
-        language_tags=config.data.language_tags,
-        languages=[*tokenizer.source.codes],
+        language_tags=tags,
+        languages=codes,
         normalizes_punctuation=tokenizer.source.normalizes_punctuation,
         max_length=config.data.max_length,
         tokenizer=config.tokenizer,

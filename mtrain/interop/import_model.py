@@ -50,7 +50,7 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
         convert = _convert if native is None else convert_native
         tensors, settled, tokenizer = convert(native or folder, temporary / "tokenizer", source)
         changed = _with_overrides(settled, overrides)
-        completed = tokenizer.tokenizer.complete(changed.direction)
+        completed = tokenizer.tokenizer.complete(changed.direction, changed.language_tags)
         languages = {"source_lang": completed.source, "target_lang": completed.target}
         changed = changed.model_copy(update=languages)
         if changed.languages:

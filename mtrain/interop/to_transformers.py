@@ -111,7 +111,7 @@ def _write_model(
     }
     codes = loaded.tokenizer.source.codes
     generation = generation_from_decoding(decoding, model, longest_output(loaded))
-    if loaded.config.target_lang in codes:
+    if loaded.config.languages and loaded.config.target_lang in codes:
         generation["forced_bos_token_id"] = codes[loaded.config.target_lang]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", described | keys)

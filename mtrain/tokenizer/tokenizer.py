@@ -89,11 +89,12 @@ class Tokenizer:
             raise UsageError(f"{found}; its symbols are {', '.join(names) or 'none'}")
         return self.encode_source([tag])[0]
 
-    def complete(self, direction: Direction, tags: LanguageTags = "none") -> Direction:
-        """The direction with the codes of this vocabulary, if it has any, such as `deu_Latn` for `de`, or of
-        its language `tags`, such as `de` for `deu_Latn` if there is a tag `<2de>` but none `<2deu_Latn>`;
-        unknown languages, `und`, stay. Raises UsageError if a language has no code."""
-        if codes := self.source.codes:
+    def complete(self, direction: Direction, tags: LanguageTags) -> Direction:
+        """The direction with the names that language `tags` have in this vocabulary: its codes, such as
+        `deu_Latn` for `de`, or those in its symbols, such as `de` for `deu_Latn` if there is a tag `<2de>`
+        but none `<2deu_Latn>`; unknown languages, `und`, stay. Raises UsageError if a language lacks a code.
+        """
+        if tags.startswith("codes") and (codes := self.source.codes):
             return Direction(*(find_code(x, codes) if x != "und" else x for x in direction))
         if tags not in ("target", "both"):
             return direction
@@ -112,7 +113,7 @@ class Tokenizer:
             some = ", ".join([*self.source.codes][:3])
             found = f"the model has the codes of {len(self.source.codes)} languages, such as {some}"
             raise UsageError(f"{found}; give the two to translate between, with --from and --to in commands")
-        source, target = ((self.source.codes[code],) for code in self.complete(direction))
+        source, target = ((self.source.codes[code],) for code in self.complete(direction, tags))
         return TagIds(source, (), target) if tags == "codes" else TagIds((), source, target)
 
     def word_starts(self, ids: list[int]) -> list[bool]:

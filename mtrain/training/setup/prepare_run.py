@@ -26,7 +26,7 @@ from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.model.build import AnyModel
-from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.setup.resolve import inherit_settings, resolve_config
 from mtrain.training.setup.run_folder import locked_run_folder, open_run, record_initial_model, write_config
 from mtrain.training.setup.tokenizer import (
@@ -149,6 +149,7 @@ def prepare_run(
         config = with_learned_vocab_size(config)
         if checkpoint is None:
             _require_languages(config.data, tokenizer)
+            model_config(config.model, tokenizer, config.data.max_length)  # an error now, not after encoding
             write_config(config)  # now: encoding may be interrupted
         if workers:  # then each process is to use one core
             tokenizer.set_threads(1)
@@ -180,7 +181,7 @@ def _require_languages(data: DataConfig, tokenizer: Tokenizer) -> None:
     for name, direction in {"data": data.direction, **directions}.items():
         try:
             if name == "data" and data.language_tags.startswith("codes"):
-                tokenizer.complete(direction)  # of the model, which may be unknown
+                tokenizer.complete(direction, data.language_tags)  # of the model, which may be unknown
             else:
                 tokenizer.tags_of(direction, data.language_tags)
         except UsageError as error:

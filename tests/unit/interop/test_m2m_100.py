@@ -489,6 +489,24 @@ def test_an_imported_model_is_fine_tuned(nllb, tmp_path):
     assert "license: cc-by-nc-4.0" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
+def test_a_model_without_language_tags_may_have_a_vocabulary_with_codes(mtrain, nllb, tmp_path):
+    """Its languages need no codes, or only one of several that fit."""
+    import_model(str(nllb), tmp_path / "imported")
+    data = {**write(tmp_path / "pairs", PAIRS[:40])}
+    raw = {
+        "run_dir": str(tmp_path / "run"),
+        "data": {"source_lang": "en", "target_lang": "zh", "train": data, "validation": data},
+        "tokenizer": {"path": str(tmp_path / "imported")},
+        "model": {"d_model": 16, "heads": 2, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
+        "training": {"max_steps": 2},
+    }
+    fit(validate(Config, raw, "test"), device="cpu")
+    assert load_model(tmp_path / "run").config.languages == []
+    with Translator.load(tmp_path / "run", "cpu", workers=1) as translator:
+        assert translator.direction == ("en", "zh") and len(translator.translate(TEXTS[:2])) == 2
+    assert "between" not in mtrain("info", tmp_path / "run")[1]
+
+
 # ---------------------------------------------------------------------------------------- files of the folder
 
 

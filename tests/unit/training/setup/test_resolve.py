@@ -18,6 +18,7 @@ from mtrain.config.schema import Config
 from mtrain.data.epochs.schedule import Position
 from mtrain.errors import ModelError, UsageError
 from mtrain.training.fit import make_trainer
+from mtrain.training.setup.prepare_run import prepare_only
 from mtrain.training.setup.resolve import resolve_config
 from mtrain.training.setup.tokenizer import tokenize
 from tests.support.training import (
@@ -194,6 +195,18 @@ def test_an_existing_tokenizer_of_the_run_must_equal_that_of_the_model(tuned, ma
     shutil.copyfile(other.files[0], Path(config.run_dir, "tokenizer/joint.model"))
     with pytest.raises(UsageError, match=r"its tokenizer is not the one of .*by-heart"):
         fit_on_cpu(config)
+
+
+def test_a_tokenizer_that_does_not_suit_the_model_is_an_error_before_encoding(make_config, monkeypatch):
+    monkeypatch.delattr("mtrain.training.setup.prepare_run.prepare_data")
+    separate = {"model": {"tie_embeddings": "decoder"}, "tokenizer": {"joint": False, "vocab_size": 300}}
+    tokenized = make_config("tokenized", **separate)
+    tokenize(tokenized)
+    config = make_config(
+        model={"tie_embeddings": "all"}, tokenizer={"path": tokenized.run_dir, "vocab_size": 300}
+    )
+    with pytest.raises(UsageError, match=r"model\.tie_embeddings: all needs a joint vocabulary"):
+        prepare_only(config)
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "character_coverage"])
