@@ -216,6 +216,23 @@ def test_evaluate_translates_each_test_set_into_its_language(mtrain, both, run_d
     assert code == 0 and "seen (8 sentences)" in out
 
 
+@pytest.mark.usefixtures("few_trials")
+def test_a_model_is_compared_on_test_sets_of_another_direction_than_its_own(
+    mtrain, both, run_dir, corpus, tmp_path
+):
+    run = Path(shutil.copytree(both, tmp_path / "run"))
+    settings = yaml.safe_load((run / "model/config.yaml").read_text())
+    settings |= {"source_lang": "de", "target_lang": "en"}
+    (run / "model/config.yaml").write_text(yaml.safe_dump(settings))
+    write_manifest(run / "model")
+    test = f"data.test={{there: {{source: {corpus}/train.en, target: {corpus}/train.de}}}}"
+    given = ["--set", test, "--metrics", "bleu", "--json", *ON_CPU]
+    code, out, err = mtrain("evaluate", run, "--compare", run_dir, *given)
+    assert code == 0, err
+    [comparison] = json.loads(out)["there"]["comparisons"]
+    assert [system["score"] > 95 for system in comparison["scores"]] == [True, True]
+
+
 def test_score_uses_both_directions_of_one_model(mtrain, both, tmp_path):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))

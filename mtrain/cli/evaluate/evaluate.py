@@ -153,8 +153,10 @@ def evaluate(
     from mtrain.evaluation.comet import DEFAULT_MODEL, CometProcess, comet_python
     from mtrain.evaluation.evaluate import data_files_of
 
-    for output in filter(None, (sentence_scores, html)) if model is not None else ():
-        require_writable(output, data_files_of(model, data_settings))
+    if model is not None and (sentence_scores or html):
+        own = data_files_of(model, data_settings)
+        for output in (sentence_scores, html):
+            require_writable(output, own)
     python = comet_python(comet) if "comet" in names and read_launch().rank == 0 else Path()
     used_model = str(path_of(comet_model or DEFAULT_MODEL))
     process = CometProcess(python, used_model, device)

@@ -84,6 +84,7 @@ def evaluate_models(
         given = _given_test_sets(inputs, texts) if inputs.references else []
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # of the first model
+    languages: tuple[str | None, str | None] = inputs.languages  # of a model, for sets without their own
     chosen = (False, False)  # whether --from and --to chose them
 
     def translated(last: "Translator") -> "Iterator[tuple[TestSet, dict[str, Output]]]":
@@ -96,7 +97,7 @@ def evaluate_models(
     with joined_ranks(device) as ranks:
         for path in inputs.models:
             loaded = load_translator(path, str(ranks.device), decoding_settings, beam_size=beam_size)
-            with _between(path, loaded, direction or inputs.languages) as translator:
+            with _between(path, loaded, languages) as translator:
                 loaded = translator  # which alone keeps the model in memory
                 if direction is None:
                     direction, chosen = translator.direction, translator.chosen
@@ -106,7 +107,7 @@ def evaluate_models(
                     if not tests:
                         plain = given or _configured_test_sets(inputs, data_settings, texts)
                         tests.extend(with_augmented(plain, inputs.augment, translator))
-                        used = {translator.direction, *(test.direction for test in tests if test.direction)}
+                        used = {test.direction or translator.direction for test in tests}
                         _check_models(inputs.models[1:], used, decoding_settings, beam_size)
                     for test in tests:  # fail now, not after the first of them
                         if not test.sources:
@@ -119,6 +120,8 @@ def evaluate_models(
                         done[str(path)] = [translate_set(test, translator) for test in tests]
 
                 translator.lead(ranks, work)
+                if not ranks.broadcast(all(test.direction for test in tests)):
+                    languages = direction
 
 
 def _check_models(
