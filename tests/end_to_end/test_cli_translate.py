@@ -540,6 +540,8 @@ def test_options_are_checked_against_the_sampling_that_a_model_is_configured_for
     advice = one_line(err).partition("disable sampling with ")[2].split()
     assert advice == [*NO_SAMPLES, "--set", "decoding.top_k=0"]
     assert mtrain(*job, "--beam-size", 4, *advice)[1] == "Es regnet.\n"
+    sampled = mtrain(*job, "--set", "decoding.mbr=chrf", "--json")[1]
+    assert mtrain(*job, "--set", "decoding.mbr=chrf", "--json", "--sample")[1] == sampled  # as configured
 
 
 def test_sampling_options_work_with_samples_from_set(mtrain, run_dir):

@@ -124,13 +124,13 @@ def translate(
     speed = {"batch_tokens": batch_tokens, "workers": workers}
     samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
     samples = n_best if sample and not samples_set else None
-    settings = options.overrides(set_, "decoding.", samples=samples, **search, **speed)
+    settings = options.overrides(set_, "decoding.", **search, **speed)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
     from mtrain.distributed.many_ranks import joined_ranks
 
     with joined_ranks(device) as ranks:
-        translator = load_translator(model, str(ranks.device), settings, ensemble, engine, beam_size)
+        translator = load_translator(model, str(ranks.device), settings, ensemble, engine, beam_size, samples)
         translator = translator.between(from_, to)
         if sample and translator.decoding.samples is None:
             raise UsageError("--sample has no effect with --set decoding.samples=null; leave out one of them")
@@ -195,9 +195,11 @@ def load_translator(
     ensemble: Sequence[str] | None = None,
     engine: str = "mtrain",
     beam_size: int | None = None,
+    samples: int | None = None,
 ) -> "Translator":
-    """Load a model, and change settings of this process that make decoding faster. Raises UsageError if
-    `beam_size` is given but translations are sampled, which the config of the model may request.
+    """Load a model, and change settings of this process that make decoding faster. If the config of the model
+    does not request samples, `samples` are drawn, if given. Raises UsageError if `beam_size` is given but
+    translations are sampled.
     """
     from mtrain.decoding.translate import Translator
     from mtrain.device import keep_freed_memory, let_cuda_memory_grow
@@ -207,6 +209,8 @@ def load_translator(
     translator = Translator.load(model, device, settings, ensemble or ())
     if translator.device.type == "cuda":
         sys.setswitchinterval(_SWITCH_INTERVAL)
+    if translator.decoding.samples is None and samples is not None:
+        translator = translator.with_settings(samples=samples)
     samples = translator.decoding.samples
     if samples is not None and beam_size is not None:
         neutral = {"samples": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
