@@ -151,6 +151,12 @@ class Trainer:
             if stages <= 1:  # their epochs differ
                 planned += f", {total / window.steps_in_epoch:.1f} epochs"
             log.info("planned: %s", planned)
+            message = "training.%s (%d) is not reached in the planned %d steps"
+            if training.r_drop and training.r_drop_after >= total:
+                log.warning(message, "r_drop_after", training.r_drop_after, total)
+            of_schedule = (training.planned_steps if self.clock is not None else None) or total
+            if frozen_until >= of_schedule:
+                log.warning(message, "encoder_after", frozen_until, of_schedule)
 
 
 def _make_model(run: PreparedRun, device: torch.device) -> AnyModel:

@@ -120,6 +120,15 @@ def test_the_encoder_is_trained_after_some_steps(make_config):
     assert same_weights(run("parts", 8), whole)  # the run keeps the number of steps
 
 
+def test_a_run_that_ends_before_r_drop_or_the_encoder_begins_says_so(make_config, caplog):
+    late = {"r_drop": 5.0, "r_drop_after": 2, "encoder_after": 3}
+    for steps, warnings in ((1, 2), (3, 1), (4, 0)):
+        caplog.clear()
+        fit_on_cpu(make_config(f"run-{steps}", training={**late, "max_steps": steps}))
+        assert caplog.text.count("is not reached in the planned") == warnings
+        assert ("training.encoder_after (3) is not reached in the planned" in caplog.text) == (warnings > 0)
+
+
 def test_a_run_of_an_earlier_version_trains_its_encoder_from_the_first_step(make_config):
     """Its config lacks the keys of later versions. A config that gives them as null resumes as well."""
 
