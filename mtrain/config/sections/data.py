@@ -248,7 +248,6 @@ class DataConfig(Section):
             if isinstance(corpus, SacrebleuCorpus):
                 direction = self.direction_of(corpus)
                 if not all(map(is_same_language, corpus.langs.split("-"), direction)):
-                    raise ValueError(
-                        f"{corpus.sacrebleu} has langs {corpus.langs}, but data translates {direction}"
-                    )
+                    found = f"{corpus.sacrebleu} has langs {corpus.langs}, but data translates {direction}"
+                    raise ValueError(f"{found}; give it a source_lang and target_lang of its own")
         return self

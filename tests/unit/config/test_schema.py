@@ -315,7 +315,7 @@ def test_weights_are_for_training_corpora_only(load_text, key: str):
             "wmt23 has no language pair en-xx; choose from cs-uk",
         ),
         ("data.test.a={sacrebleu: wmt23}", "data.test.a.langs: this key is required"),
-        ("data.test.a={sacrebleu: wmt23, langs: en-de}", "wmt23 has langs en-de, but data translates en-fr"),
+        ("data.test.a={sacrebleu: wmt23, langs: en-de}", "data translates en-fr; give it a source_lang"),
         ("data.train={source: a, target: b, references: [c]}", "'references'"),
     ],
 )
