@@ -141,6 +141,9 @@ class WorkerProcess:
                 result, error = receive(self._stdout)
         except (OSError, ValueError, EOFError) as ended:
             raise WorkerEndedError(self.kill(_PATIENCE)) from ended
+        except BaseException:  # of a signal handler, for example: the next task would get this result
+            self.kill()
+            raise
         if error is not None:
             raise error
         return result

@@ -204,6 +204,29 @@ def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(action
     assert caplog.messages == [KILLED + REPLACED, KILLED + ABANDONED]
 
 
+def test_the_result_of_a_call_that_was_interrupted_is_not_the_one_of_the_next():
+    """A handler of a signal may raise any exception, for example after a time limit."""
+
+    class OutOfTimeError(Exception):
+        pass
+
+    def raise_it(*_: object) -> None:
+        raise OutOfTimeError
+
+    process = WorkerProcess()
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        process.prepare(PREPARE)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(OutOfTimeError):
+            process.call(Action("compute", 0.5))
+        with pytest.raises(WorkerEndedError):
+            process.call(ECHO)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        process.kill()
+
+
 def test_a_signal_that_a_batch_system_sends_to_all_processes_does_not_end_the_workers():
     def send(process: WorkerProcess, task: Action) -> Any:
         for number in STOP_SIGNALS:
