@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from mtrain.cli.console import options, terminal
+from mtrain.cli.console.interruption import exit_at_once
 from mtrain.cli.console.output import print_to_stdout
 from mtrain.cli.translate.translate import load_translator
 from mtrain.errors import DataError, UsageError
@@ -93,7 +94,12 @@ def serve(
         stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)}
         handled: Any = (*stopping.union(uvicorn.server.HANDLED_SIGNALS),)
         uvicorn.server.HANDLED_SIGNALS = handled
-        uvicorn.Server(config).run([listener])
+        runner = uvicorn.Server(config)
+        try:
+            runner.run([listener])
+        finally:
+            if runner.force_exit:  # after a second Ctrl-C; Python would abort while threads decode
+                exit_at_once(signal.SIGINT, None)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -51,8 +51,8 @@ class Workers:
 
     While the processes are starting or busy, this process does all decoding. They end when the object is
     garbage collected, when this process ends, and after a minute without work. If one fails or cannot be
-    started, none is started for `PAUSE` seconds, and for twice as long after each later failure. After a
-    fork, the child decodes without worker processes.
+    started, none is started for `PAUSE` seconds, and for twice as long after each later failure, unless it
+    comes much later. After a fork, the child decodes without worker processes.
     """
 
     # Held by the thread that decodes in this process. All objects share it, because threads of one process
@@ -104,7 +104,7 @@ class Workers:
                     results[row] = found
                     decoded(parts[row], found)
         except KeyboardInterrupt:
-            self._kill_processes()  # the threads would wait for processes that are stopped
+            self.kill_processes()  # the threads would wait for processes that are stopped
             raise
         return results
 
@@ -168,7 +168,7 @@ class Workers:
             if not self._remove(process, error):
                 raise
             return None
-        except Exception:  # raised by decoding, so the process is still usable
+        except Exception:  # raised by decoding, so the process is usable, unless `call` has killed it
             self._free.put(process)
             raise
         self._free.put(process)
@@ -216,7 +216,7 @@ class Workers:
 
     def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> bool:
         """Remove a worker process that has ended. Another is started in its place: soon if it was idle,
-        after a pause if it failed. Returns False if `_kill_processes` has ended it."""
+        after a pause if it failed. Returns False if `kill_processes` has ended it."""
         with self._lock:
             if process not in self._processes:
                 return False
@@ -225,7 +225,7 @@ class Workers:
                 self._pause_starts(f"a worker process {error}")
         return True
 
-    def _kill_processes(self) -> None:
+    def kill_processes(self) -> None:
         """End all worker processes. Others are started when they are needed."""
         with self._lock:
             killed, self._free = self._processes.copy(), queue.SimpleQueue()
@@ -237,6 +237,8 @@ class Workers:
         """Start no worker processes for a while. Those that are running continue."""
         now = time.monotonic()
         if now >= self._paused_until:  # not one of several processes that fail together
+            if now - self._paused_until > 60 * self._pause:  # they have run well meanwhile
+                self._pause = PAUSE
             self._paused_until, self._pause = now + self._pause, 2 * self._pause
         rest = format_duration(self._paused_until - now)
         log.warning("%s; no worker process is started for %s", reason, rest)

@@ -221,7 +221,7 @@ def make_app(server: Server) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(server.batcher.close)
+        await run_in_threadpool(server.close)
 
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=server.hosts, www_redirect=False)
     every: Any = {"allow_methods": ["*"], "allow_headers": ["*"], "allow_private_network": True}

@@ -193,13 +193,15 @@ class Batcher:
         """The number of parts that wait to be decoded."""
         return len(self._short) + len(self._long)
 
-    def close(self) -> None:
-        """Accept no more requests, and wait until all others are translated."""
+    def close(self, seconds: float | None = None) -> bool:
+        """Accept no more requests, and wait until all others are translated, at most some `seconds` for each
+        thread. Returns whether they are."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(seconds)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self, queue: WaitingParts, threads: int, default: int) -> None:
         use_threads(threads, default)

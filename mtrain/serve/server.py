@@ -21,6 +21,7 @@ from mtrain.serve.models import Models
 from mtrain.serve.requests import read_fields, require_key, require_origin
 
 SECONDS_KEPT, _FILES_KEPT = 3600, 100
+_PATIENCE = 5.0  # seconds to wait for each thread that decodes when the server ends
 
 
 @dataclass(eq=False)
@@ -41,6 +42,14 @@ class Server:
         for each in workers:
             each.start_after = 0.0  # a server has time to start processes
         self.batcher = Batcher(max(each.count for each in workers))
+
+    def close(self) -> None:
+        """Wait for what is being decoded, when no request is left. A worker process that does not answer,
+        because it was stopped, for example, is killed."""
+        if not self.batcher.close(_PATIENCE):
+            for model in self.models.served:
+                model.translator.workers.kill_processes()
+            self.batcher.close()
 
     async def fields(self, request: Request) -> dict[str, Any]:
         """The fields of a request, whose origin and API key are checked."""

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -194,6 +194,21 @@ def test_a_killed_worker_process_is_replaced_after_a_pause_which_becomes_longer(
         assert f"no worker process is started for {pause}" in caplog.text
     while not paused.start():
         time.sleep(0.1)
+
+
+def test_the_pause_after_a_failure_is_short_again_after_a_long_time(helped: Translator, monkeypatch, caplog):
+    def refuse(_: int) -> NoReturn:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(workers, "WorkerProcess", refuse)
+    paused = Workers(helped.workers.originals, "fp32", count=2, processes=True)
+    for later, pause in ((0, "1 min"), (60, "2 min"), (120, "4 min"), (240 + 9 * 3600, "1 min")):
+        now[0] += later
+        caplog.clear()
+        assert paused.start() == 0
+        assert f"no worker process is started for {pause}" in caplog.text
 
 
 @pytest.mark.slow

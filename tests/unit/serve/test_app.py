@@ -332,6 +332,18 @@ def test_worker_processes_help_and_may_be_killed(run_dir):
     server.batcher.close()
 
 
+def test_a_stopped_worker_process_does_not_keep_the_server_from_ending(run_dir, monkeypatch):
+    monkeypatch.setattr("mtrain.serve.server._PATIENCE", 0.2)
+    server = served(run_dir, workers=2)
+    translator = server.models.served[0].translator
+    assert translator.workers.start() == 1
+    os.kill(translator.workers.pids()[0], signal.SIGSTOP)
+    with translator.workers.decoding:  # so that the process has to decode
+        future = server.batcher.submit(translator, ["It rains."])
+        server.close()
+    assert future.exception(10) is not None
+
+
 def test_api_keys_are_required_of_those_who_translate(run_dir):
     with asked(served(run_dir, key_digests=[digest_of("ä secret"), digest_of("other")])) as client:
         fields = {**TRANSLATE, "q": "It rains."}
