@@ -11,6 +11,7 @@ from mtrain.device import keep_freed_memory, limit_onednn_cache, resolve_device
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
+from mtrain.errors import Interrupted
 from mtrain.kernels.reproducible import fix_workspaces
 from mtrain.processes.stop_signals import Handler, StopSignal
 from mtrain.runs.json_records import leaves
@@ -61,6 +62,8 @@ def fit(
             trainer = make_trainer(config, resume, device, allow_data_change, ranks, folder)
             with StopSignal(on_second_signal) as stop:
                 train(trainer, stop)
+            if stop.received is not None:  # in the last validation
+                raise Interrupted(f"stopped by {stop.received.name}; training has finished", stop.received)
 
 
 def make_trainer(

@@ -23,6 +23,7 @@ from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
+from mtrain.training.model_selection import ModelSelection
 from mtrain.training.step.learner import Learner
 from tests.support.cli import handling, start_forked
 from tests.support.faults.damage import damaged_copies
@@ -397,6 +398,21 @@ def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monke
         assert stopped.value.exit_code == code and len(done) == at
         run = Path(make_config(f"run{at}").run_dir)
         assert last_checkpoint(run).name == f"step-{at:08d}"
+
+
+def test_12_a_signal_in_the_last_validation_ends_the_command_afterwards(make_config, monkeypatch):
+    """It would otherwise translate the test sets, until a batch system kills it."""
+    scores = ModelSelection.scores_of
+
+    def validate(self, model):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return scores(self, model)
+
+    monkeypatch.setattr(ModelSelection, "scores_of", validate)
+    config = make_config(training={"max_steps": 2})
+    with pytest.raises(Interrupted, match="stopped by SIGTERM; training has finished") as stopped:
+        fit_on_cpu(config)
+    assert stopped.value.exit_code == 143 and (Path(config.run_dir) / "model/model.safetensors").exists()
 
 
 def send_in_step(monkeypatch: pytest.MonkeyPatch, at: int, *numbers: signal.Signals) -> None:
