@@ -26,9 +26,9 @@ class SharedWorkers:
         """Let rank 0 do `work`, which calls `decode`; the others decode their shares until it is done."""
         if self.ranks.is_first:
             work()
-            self.ranks.broadcast(None)
+            self.ranks.broadcast(None, preparing=True)
             return
-        while (task := self.ranks.broadcast(None)) is not None:
+        while (task := self.ranks.broadcast(None, preparing=True)) is not None:
             try:
                 self._decode(_TASK.validate_python(task))
             except Exception as error:
@@ -41,7 +41,7 @@ class SharedWorkers:
         # Neighbors in the order of length go to different ranks, which thus have equal amounts of work.
         order = sorted(range(len(parts)), key=lambda row: len(parts[row].source))
         shared_task = task._replace(parts=[parts[row] for row in order])
-        self.ranks.broadcast(_TASK.dump_python(shared_task, mode="json"))
+        self.ranks.broadcast(_TASK.dump_python(shared_task, mode="json"), preparing=True)
         shares = self._decode(shared_task, decoded)
         results: list[list[Translation]] = [[]] * len(parts)
         for rank, share in enumerate(shares):
