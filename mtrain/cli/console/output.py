@@ -97,6 +97,8 @@ def open_output(path: Path | None, columns: bool = False) -> Iterator[IO[str]]:
         return
     from mtrain.storage.atomic import replacing
 
+    if path.suffix in COMPRESSION:
+        import pyarrow  # noqa: F401  # now: a stop signal during an import leaves temporary files
     place: AbstractContextManager[Path] = nullcontext(path) if is_stream(path) else replacing(path)
     try:
         with place as written, _opened(written, path) as stream:
