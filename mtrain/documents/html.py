@@ -11,17 +11,25 @@ from itertools import groupby
 
 from mtrain.decoding.alignment import Alignment, word_spans
 
-# Elements within a sentence; the tags of all others separate texts.
-_NAMES = """
-    a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark math nobr q ruby rp
-    rt s samp small span strike strong sub sup svg time tt u var wbr
+# Elements that start a new line, and controls. Their tags separate texts; all others, also elements that HTML
+# does not know, are within a sentence.
+_ENDING_P = """
+    address article aside blockquote center details dialog dir div dl dd dt fieldset figcaption figure footer
+    form h1 h2 h3 h4 h5 h6 header hgroup li listing main menu nav ol p plaintext pre search section summary
+    table ul xmp
 """
-_INLINE = frozenset(["", *_NAMES.split()])  # the name of comments and of text is empty
+_OTHER_BLOCKS = """
+    audio base body br button canvas caption col colgroup frame frameset head hr html iframe legend link meta
+    noscript object optgroup option script select style tbody td template textarea tfoot th thead title tr
+    video
+"""
+_BLOCKS = frozenset([*_ENDING_P.split(), *_OTHER_BLOCKS.split()])
 # Elements without an end tag.
 _VOID_NAMES = "area base br col embed hr img input link meta source track wbr"
 _VOID = frozenset(["", *_VOID_NAMES.split()])
 # Blocks whose end tag may be omitted, and the blocks (as regular expressions) whose start tags then end them.
-_ENDED_BY = {"p": ".*", "li": "li", "option": "option|optgroup", "dt": "dt|dd", "dd": "dt|dd"}
+_ENDED_BY = {"p": "|".join(_ENDING_P.split()), "li": "li", "option": "option|optgroup"}
+_ENDED_BY |= dict.fromkeys(("dt", "dd"), "dt|dd")
 _ENDED_BY |= dict.fromkeys(("td", "th"), "td|th|tr|tbody|tfoot") | {"tr": "tr|tbody|tfoot"}
 _ENDED_BY |= dict.fromkeys(("thead", "tbody"), "tbody|tfoot") | {"optgroup": "optgroup"}
 _KEPT_NAMES = ("code", "kbd", "samp", "var")  # elements whose content is not translated
@@ -55,7 +63,7 @@ def _name(token: _Token) -> str:
 
 def _is_block(token: _Token) -> bool:
     """Whether a tag, or an element that is kept, separates texts."""
-    return _name(token) not in _INLINE
+    return _name(token) in _BLOCKS
 
 
 def _is_single(token: _Token) -> bool:
@@ -64,7 +72,7 @@ def _is_single(token: _Token) -> bool:
     if token["kept"] or name in _VOID:
         return True
     # A slash at the end of a value without quotes belongs to the value.
-    return name in _INLINE and token[0].endswith("/>") and "=" not in _VALUE_ENDS.split(token[0])[-1]
+    return name not in _BLOCKS and token[0].endswith("/>") and "=" not in _VALUE_ENDS.split(token[0])[-1]
 
 
 def _is_kept(token: _Token) -> bool:
