@@ -21,7 +21,7 @@ fit() { # CONFIG [SEED [INITIAL_MODEL [STEPS]]]
     [ $# -lt 2 ] || seed=(--run-dir "runs/multi30k-$1-$2" --set "seed=$2")
     [ $# -lt 3 ] || seed+=(--set "training.init_from=runs/multi30k-$3")
     [ $# -lt 4 ] || seed+=(--set "training.max_steps=$4")
-    mtrain fit "configs/multi30k/$1.yaml" "${seed[@]}"
+    mtrain fit "configs/multi30k/$1.yaml" ${seed[@]+"${seed[@]}"}
 }
 
 translate() { # OUTPUT INPUT OPTIONS MODEL...: with an ensemble of the models
@@ -29,7 +29,7 @@ translate() { # OUTPUT INPUT OPTIONS MODEL...: with an ensemble of the models
     local options=($3 "runs/multi30k-$4") other
     for other in "${@:5}"; do options+=(--ensemble "runs/multi30k-$other"); done
     [ ! -e "$text/$1.part" ] || options+=(--continue)
-    mtrain translate "${options[@]}" -i "$text/$2" -o "$text/$1"
+    mtrain translate ${options[@]+"${options[@]}"} -i "$text/$2" -o "$text/$1"
 }
 
 sample() { # OUTPUT INPUT SEED MODEL
@@ -52,7 +52,7 @@ score() { # MODEL: its translations are written beside its folder
     local model=runs/multi30k-$1 reference=$text/test_2016_flickr.$target
     local hypotheses=$model.test_2016_flickr.$target options=()
     [ ! -e "$hypotheses.part" ] || options+=(--continue)
-    mtrain translate "${options[@]}" "$model" -i $text/test_2016_flickr.en -o "$hypotheses"
+    mtrain translate ${options[@]+"${options[@]}"} "$model" -i $text/test_2016_flickr.en -o "$hypotheses"
     echo "$1, and the same translations lowercased and Moses-tokenized:"
     mtrain evaluate "$model" --hypotheses "$hypotheses" --reference $reference
     python scripts/score_moses.py --lang $target "$hypotheses" $reference

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Make .venv and install mtrain with its development tools, in the versions of constraints.txt.
-# Does nothing if that was done before and neither list has changed. PYTHON chooses the interpreter. If its version
+# Does nothing if that was done before, neither list has changed, and the folder has not moved. PYTHON chooses the interpreter. If its version
 # differs from the version in .venv, or if .venv cannot be used, .venv is made anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-wanted=$(cat pyproject.toml scripts/constraints.txt | cksum)
+wanted="$(cat pyproject.toml scripts/constraints.txt | cksum) $PWD"
 version='import sys; print(*sys.version_info[:2])'
-current=$(.venv/bin/python -c "import pip; $version" 2>/dev/null || true)
+current=$(.venv/bin/pip --version >/dev/null 2>&1 && .venv/bin/python -c "$version" || true)
 if [ -z "$current" ] || { [ -n "${PYTHON:-}" ] && [ "$current" != "$("$PYTHON" -c "$version")" ]; }; then
     "${PYTHON:-python3}" -c 'import sys
 if sys.version_info < (3, 11): sys.exit("error: mtrain needs Python 3.11 or newer; set PYTHON, as in PYTHON=python3.12")'

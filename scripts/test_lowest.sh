@@ -7,5 +7,5 @@ venv=.venv-lowest
 $venv/bin/python -m pip install --quiet --disable-pip-version-check uv
 $venv/bin/uv pip install --python $venv/bin/python --resolution lowest-direct -e '.[interop,languages,serve,tensorboard]'
 # The tests' own tools are not part of what is installed with mtrain: their current versions serve.
-$venv/bin/uv pip install --python $venv/bin/python pytest pytest-xdist hypothesis sacremoses
+$venv/bin/uv pip install --python $venv/bin/python pytest pytest-xdist hypothesis sacremoses httpx2
 OMP_NUM_THREADS=1 $venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from mtrain.serve import app
-from mtrain.serve.requests import digest_of
-from tests.support.serving import asked, served
 from tests.support.training import PAIRS
 
 pytest.importorskip("starlette")
+from mtrain.serve import app
+from mtrain.serve.requests import digest_of
+from tests.support.serving import asked, served
+
 TRANSLATE = {"source": "en", "target": "de"}
 KNOWN = dict(PAIRS)
 
