@@ -15,6 +15,8 @@ from mtrain.kernels.reproducible import fix_workspaces
 # Write byte code in any environment. Without it, each process that a test starts compiles the package, and
 # each process of pytest-xdist compiles the package and all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+for name in ("FORCE_COLOR", "NO_COLOR", "SACREBLEU_SEED"):  # which change what commands print
+    os.environ.pop(name, None)
 sys.dont_write_bytecode = False
 if not torch.cuda.is_available():  # read when Triton is imported, which PyTorch does for some functions
     os.environ["TRITON_INTERPRET"] = "1"

@@ -21,7 +21,7 @@ from mtrain.serve.models import Models
 from mtrain.serve.requests import read_fields, require_key, require_origin
 
 SECONDS_KEPT, _FILES_KEPT = 3600, 100
-_PATIENCE = 5.0  # seconds to wait for each thread that decodes when the server ends
+PATIENCE = 5.0  # seconds to wait for each thread that decodes when the server ends
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Server:
     def close(self) -> None:
         """Wait for what is being decoded, when no request is left. A worker process that does not answer,
         because it was stopped, for example, is killed."""
-        if not self.batcher.close(_PATIENCE):
+        if not self.batcher.close(PATIENCE):
             for model in self.models.served:
                 model.translator.workers.kill_processes()
             self.batcher.close()

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -295,17 +294,3 @@ def test_a_signal_while_data_is_prepared_is_one_line(mtrain, config_file, monkey
     monkeypatch.setattr("mtrain.data.scanning.scanner.read_blocks", stopped)
     with handling({number: signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL}):
         assert mtrain("fit", config_file, "--quiet") == (128 + number, "", f"stopped by {name}\n")
-
-
-def test_no_color_is_honored(run_dir, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    terminal_end, stderr = pty.openpty()
-    job = ["evaluate", run_dir, "--metrics", "bleu", "--device", "cpu"]
-    code, *_ = run_forked(*job, stdout=stderr, stderr=stderr)
-    os.close(stderr)
-    with pytest.raises(OSError, match="Input/output error"), open(terminal_end, "rb", buffering=0) as stream:  # noqa: PTH123
-        shown = b""
-        while True:
-            shown += stream.read(4096)
-    assert code == 0 and b"BLEU" in shown and b"\x1b[3" not in shown and b"\x1b[1" not in shown

@@ -98,8 +98,10 @@ def running(*arguments):
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         found = next(match for line in process.stderr if (match := re.search(r"http://\S+", line)))
-        yield process, found[0]
-        process.terminate()
+        try:
+            yield process, found[0]
+        finally:
+            process.terminate()
 
 
 def ask(address, **fields):

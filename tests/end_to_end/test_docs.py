@@ -146,7 +146,7 @@ def test_every_package_is_in_the_architecture():
 def test_config_keys_that_are_named_exist(page):
     sections = {name: field.annotation for name, field in Config.model_fields.items()}
     for name in code(page):
-        match = re.match(r"(tokenizer|model|training|decoding|export)\.(\w+)", name)
+        match = re.match(r"(data|tokenizer|model|training|decoding|export)\.(\w+)", name)
         if match and not name.endswith((".py", ".safetensors", ".arrow", ".bin")):
             section, key = match.groups()
             known = sections[section].model_fields

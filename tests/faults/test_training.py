@@ -46,7 +46,7 @@ def test_15_a_step_that_is_not_finite_changes_nothing(parts, name):
         assert all(
             torch.equal(p, before[name]) == poison
             for name, p in model.named_parameters()
-            if p.grad is None and "norm" not in name and "bias" not in name
+            if poison or (p.grad is None and "norm" not in name and "bias" not in name)
         )
         if poison:
             assert all(

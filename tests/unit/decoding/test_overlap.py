@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -131,22 +133,21 @@ def test_lines_are_not_read_while_their_source_waits_for_results() -> None:
     assert answered == 12
 
 
-def test_after_an_interrupt_while_reading_finished_results_are_given() -> None:
-    ready = threading.Event()
+def test_after_an_interrupt_while_reading_finished_results_are_given(monkeypatch) -> None:
+    futures: list[Future[Any]] = []
+    submit = ThreadPoolExecutor.submit
+
+    def submit_and_tell(*arguments: Any) -> Future[Any]:
+        futures.append(submit(*arguments))
+        return futures[-1]
 
     def lines() -> Iterator[str]:
         yield from ["a line"] * 3
-        ready.wait(10)
-        threading.Event().wait(0.05)  # until the result is stored
+        wait(futures)
         raise KeyboardInterrupt
 
-    def decode_and_tell(task: DecodingTask, decoded: Decoded) -> list[list[Translation]]:
-        try:
-            return decode(task, decoded)
-        finally:
-            ready.set()
-
-    found = texts_of(overlapping(lines(), decode_and_tell))
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_and_tell)
+    found = texts_of(overlapping(lines()))
     assert [next(found), next(found), next(found)] == [0, 1, 2]
     with pytest.raises(KeyboardInterrupt):
         next(found)

@@ -334,7 +334,7 @@ def test_worker_processes_help_and_may_be_killed(run_dir):
 
 
 def test_a_stopped_worker_process_does_not_keep_the_server_from_ending(run_dir, monkeypatch):
-    monkeypatch.setattr("mtrain.serve.server._PATIENCE", 0.2)
+    monkeypatch.setattr("mtrain.serve.server.PATIENCE", 0.2)
     server = served(run_dir, workers=2)
     translator = server.models.served[0].translator
     assert translator.workers.start() == 1

@@ -72,7 +72,7 @@ def test_symbols_are_one_piece_and_round_trip(trained, kind: str, byte_fallback:
 @pytest.mark.parametrize("symbol", ["<s>", "</s>", "<unk>", "<pad>", "<0x41>"])
 def test_a_symbol_cannot_be_a_special_piece(tmp_path: Path, symbol: str):
     """Otherwise the text of a sentence could contain EOS."""
-    with pytest.raises(UsageError, match="symbol"):
+    with pytest.raises(UsageError, match="is a reserved token"):
         train(tmp_path, symbols=[symbol])
 
 
@@ -119,7 +119,7 @@ def test_many_texts_are_converted_by_threads_like_each_alone(trained):
 def test_not_a_model_is_a_model_error(tmp_path: Path, content: bytes | None):
     if content is not None:
         (tmp_path / "joint.model").write_bytes(content)
-    with pytest.raises(ModelError, match="model"):
+    with pytest.raises(ModelError, match=r": (not a SentencePiece model|cannot read the tokenizer)"):
         Tokenizer(tmp_path)
 
 

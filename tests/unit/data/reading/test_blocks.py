@@ -201,7 +201,7 @@ def test_hub_dataset_in_a_local_folder(tmp_path: Path, split: str, expected: lis
         write_parquet(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet", pairs, nested=True)
     fields = {"source_field": "translation.en", "target_field": "translation.fr"}
     assert read(hub=tmp_path / "set", split=split, **fields) == expected
-    with pytest.raises(DataError, match="set"):
+    with pytest.raises(DataError, match="nope"):
         read(hub=tmp_path / "set", split="nope", **fields)
 
 
