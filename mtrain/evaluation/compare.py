@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from operator import ne
 from typing import Any, NamedTuple
 
 from sacrebleu.significance import PairedTest, Result
@@ -64,8 +65,11 @@ def compare_systems(
     for hypotheses in systems.values():
         require_equal_counts(hypotheses, references)
     require_seed()
-    named = list(systems.items())
+    named, first = list(systems.items()), next(iter(systems.values()))
     present: Any = without_blank(references)  # the type hints of sacreBLEU lack None
+    # With n different lines, the shuffled systems differ as much as the real ones at least with probability
+    # 2^(1 - n). sacreBLEU does not count equal differences.
+    different = [sum(map(ne, first, texts)) for texts in systems.values()]
     signatures, bootstrap = PairedTest(named, metrics, present, "bs")()
     randomization_test = PairedTest(named, metrics, present, "ar")
     _, randomization = randomization_test()
@@ -82,18 +86,19 @@ def compare_systems(
                 mean=float(resampled.mean),
                 confidence=float(resampled.ci),
                 bootstrap_p=_p_value(resampled, baseline),
-                randomization_p=_p_value(shuffled, baseline),
+                randomization_p=_p_value(shuffled, baseline, least=min(1.0, 2.0 ** (1 - lines))),
             )
-            for system, resampled, shuffled in rows
+            for lines, (system, resampled, shuffled) in zip(different, rows, strict=True)
         ]
         signatures[name].update("ar", randomization_test.n_samples)
         comparisons.append(MetricComparison(metric, scores, str(signatures[name])))
     return comparisons
 
 
-def _p_value(result: Result, baseline: Result) -> float | None:
-    """The p-value of a difference from the baseline; None for the baseline itself. If there is no difference,
-    sacreBLEU returns the smallest p-value, but all resamples differ at least as much: it is 1."""
+def _p_value(result: Result, baseline: Result, least: float = 0.0) -> float | None:
+    """The p-value of a difference from the baseline, at least some number; None for the baseline itself. If
+    there is no difference, sacreBLEU returns the smallest p-value, but all resamples differ at least as much:
+    it is 1."""
     if result.p_value is None:
         return None
-    return 1.0 if result.score == baseline.score else float(result.p_value)
+    return 1.0 if result.score == baseline.score else max(least, float(result.p_value))

@@ -35,6 +35,16 @@ def test_only_real_differences_are_significant():
     assert abs(scores["similar"].mean - scores["similar"].score) < scores["similar"].confidence
 
 
+@pytest.mark.parametrize("lines", [1, 2, 4])
+@pytest.mark.usefixtures("few_trials")
+def test_few_lines_that_differ_are_no_evidence(lines):
+    """All random exchanges of these lines change the score at most as much with probability 2^(1 - lines)."""
+    systems = {"baseline": SYSTEMS["baseline"], "a": REFERENCES[:lines] + SYSTEMS["baseline"][lines:]}
+    [comparison] = compare_systems(systems, [REFERENCES], make_metrics(["bleu"]))
+    assert comparison.scores[1].score > comparison.scores[0].score + 0.1
+    assert comparison.scores[1].randomization_p >= 2 ** (1 - lines)
+
+
 def test_blank_lines_of_a_further_reference_are_not_references():
     others = ["" if n % 2 else line for n, line in enumerate(REFERENCES)]
     systems = {name: SYSTEMS[name] for name in ("baseline", "similar")}
