@@ -110,15 +110,15 @@ def scripts_of_language(code: str) -> tuple[str, ...]:
             return tuple(script for script, names, _ in _scripts() if part.capitalize() in names)
     language = base_language(code)
     scripts = tuple(script for script, _, languages in _scripts() if language in languages)
-    return scripts or ("LATIN",) * (len(language) == 2)
+    return scripts or ("LATIN",) * (len(language) == 2 and common_language(language) is not None)
 
 
 @cache
 def _scripts() -> list[tuple[str, list[str], list[str]]]:
     """Each script by the first word of the Unicode names of its letters, with its codes in ISO 15924 and the
     languages that are written in it. Chinese and Japanese writing count as one script. A language is in
-    several lists if it is written in several scripts. All other languages with two-letter codes are
-    written in Latin letters."""
+    several lists if it is written in several scripts. All other languages with two-letter codes
+    in ISO 639 are written in Latin letters."""
     text = (files("mtrain.config") / "scripts.tsv").read_text(encoding="utf-8")
     rows = (line.split("\t") for line in text.splitlines())
     return [(script, codes.split(), languages.split()) for script, codes, languages in rows]

@@ -71,6 +71,11 @@ def test_a_code_may_name_the_script(with_script: str, expected: str) -> None:
     assert scripts_of_language(with_script) == (expected,)
 
 
+def test_the_script_of_an_unknown_language_is_unknown() -> None:
+    assert (scripts_of_language("fr"), scripts_of_language("ja")) == (("LATIN",), ("CJK",))
+    assert scripts_of_language("jp") == scripts_of_language("cn") == ()
+
+
 def test_memory_is_bounded_however_many_words_are_asked_for() -> None:
     class Word(str):
         """A text whose end can be seen."""
