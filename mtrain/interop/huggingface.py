@@ -19,6 +19,7 @@ _FILES += ["source.spm", "target.spm", SENTENCEPIECE, "tokenizer.json", "special
 _FILES += ["added_tokens.json", "README.md"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_POINTER = b"version https://git-lfs"  # the beginning of a file that Git LFS has not fetched
 _INDEX = ".index.json"  # in place of the weights: names the file of each tensor, if there are several
 
 
@@ -82,6 +83,9 @@ def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
+    with file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            raise ModelError(f"{file}: is only a pointer of Git LFS; run `git lfs pull` in its folder")
     return load_tensors(file) if file.suffix == ".safetensors" else _unpickled(file)
 
 

@@ -337,6 +337,14 @@ def _broadcast(tensors):
     tensors["model.shared.weight"] = torch.zeros(1, 1).expand(10**6, 10**6)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_of_git_lfs_is_named(source, name):
+    (source / "model.safetensors").unlink()
+    (source / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+    with pytest.raises(ModelError, match=f"{name}: is only a pointer of Git LFS; run `git lfs pull`"):
+        import_model(str(source), source.with_name("out"))
+
+
 class Payload:
     def __reduce__(self):
         return os.mkdir, ("was-here",)
