@@ -190,6 +190,11 @@ def require_folder(path: Path) -> None:
 def require_model(path: Path) -> None:
     """Raise ModelError if a path is no folder, or a model of another program."""
     require_folder(path)
+    if has_run_config(path) and not is_run(path):
+        raise ModelError(f"{path}: this run has no model yet; `mtrain fit` saves the first one")
+    if (path / "state.json").exists() and not is_checkpoint(path):
+        cure = "give the run folder, or a copy of its folder model"
+        raise ModelError(f"{path}: is a checkpoint outside of its run; {cure}")
     if not (path / "config.yaml").exists() and not is_run(path):
         if (path / "model.bin").exists():
             kind = "a model for CTranslate2 or Bergamot"

@@ -160,6 +160,8 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Found
     if len(sides) < 2:
         names = ", ".join(column.name for column in table.columns)
         hint = "; choose with --source-column and --target-column" if len(table.columns) > 1 else ""
+        if len(table.columns) == 1 and kind == "tsv":
+            hint = "; tabs separate columns"
         found = f"{len(sides)} among {names}{hint}" if table.columns else "none"
         raise DataError(f"{file}: two columns of text are needed, source and target; found {found}")
     return with_languages(sides, Path(file).name)

@@ -133,6 +133,8 @@ def _is_name(cell: str) -> bool:
 
 def _json_records(file: Path) -> Iterable[Any]:
     for number, line in enumerate(read_lines(file), start=1):
+        if number == 1 and isinstance(line, DataError):
+            raise DataError(f"{line}; JSONL has one JSON object per line")
         if not isinstance(line, str) or not line.strip():
             continue
         record = None

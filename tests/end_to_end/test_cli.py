@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,13 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
             2,
             "score cannot read from stdin; give files",
         ),
+        (["translate", "{run}", "-i", "a", "-i", "b"], 2, "--input: given 2 times; give it once"),
+        (["translate", "{run}", "-i=nowhere.en"], 3, "error: nowhere.en: no such file"),
+        (
+            ["plan", "{config}", "--set", "data.test={{source: a.en, target: a.de}}"],
+            2,
+            "give each test set a name, such as test: {mine: {source: a.en, target: a.de}}",
+        ),
         (["translate", "{run}", "Hi", "--ensemble", "nowhere"], 4, "nowhere: no such model"),
         (["translate", "{run}", "Hi", "--sample", "--top-p", "0"], 2, "decoding: top_p"),
         (["score", "{run}", "-i", "nowhere.en", "--target", "{corpus}/train.de"], 3, "no such file"),
@@ -151,6 +159,38 @@ def test_each_mistake_ends_in_one_clear_line(mtrain, run_dir, corpus, config_fil
         *(argument.format(**places) for argument in arguments), *([] if len(arguments) == 1 else ["--quiet"])
     )
     assert (given, out) == (code, "") and message in one_line(err)
+
+
+def test_the_config_of_a_run_that_was_moved_does_not_begin_another_run(mtrain, run_dir, tmp_path):
+    run = Path(shutil.copytree(run_dir, tmp_path / "moved run"))
+    for command in ("fit", "plan"):
+        code, _, err = mtrain(command, run / "config.yaml")
+        message = f"belongs to a run that began in {run_dir}; if it was moved, add --set 'run_dir={run}'"
+        assert code == 2 and message in one_line(err)
+    code, _, err = mtrain("fit", run / "config.yaml", "--set", f"run_dir={run}", "--device", "cpu")
+    assert code == 0 and "already finished" in err
+
+
+def test_a_code_that_is_no_language_is_noticed(mtrain, config_file):
+    _, _, err = mtrain("plan", config_file, "--hardware", "h100", "--set", "data.target_lang=jp")
+    assert "warning: language jp is not known; use codes of ISO 639, such as ja for Japanese\n" in err
+
+
+def test_a_text_that_is_a_file_is_translated_with_a_warning(mtrain, run_dir, corpus):
+    code, out, err = mtrain("translate", run_dir, corpus / "train.en", "--device", "cpu")
+    name = f"{corpus}/train.en"
+    assert code == 0 and out.count("\n") == 1
+    assert f"warning: {name} is translated as text, but is a file; to read its lines, give -i {name}" in err
+
+
+def test_a_run_without_a_model_and_a_lone_checkpoint_are_named(mtrain, config_file, run_dir, tmp_path):
+    assert mtrain("prepare", config_file, "--run-dir", tmp_path / "prepared")[0] == 0
+    code, _, err = mtrain("translate", tmp_path / "prepared", "Hi")
+    assert code == 4 and "prepared: this run has no model yet; `mtrain fit` saves the first one" in err
+    checkpoint = next((run_dir / "checkpoints").glob("step-*"))
+    shutil.copytree(checkpoint, tmp_path / "best")
+    code, _, err = mtrain("translate", tmp_path / "best", "Hi")
+    assert code == 4 and "best: is a checkpoint outside of its run; give the run folder" in one_line(err)
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, EOFError])  # the second one is an `Abort` to Typer

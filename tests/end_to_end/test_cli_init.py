@@ -430,7 +430,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             {"a.tsv": b"Hello.\n"},
             "a.tsv",
             3,
-            "a.tsv: two columns of text are needed, source and target; found 1",
+            "columns of text are needed, source and target; found 1 among 0; tabs separate columns",
         ),
         ({"a.tsv": b""}, "a.tsv", 3, "a.tsv: is empty"),
         ({"a.en": b"", "a.fr": b""}, "a.en a.fr", 3, "a.en and a.fr: no pair of sentences"),

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import IO, Any
@@ -18,6 +19,7 @@ from mtrain.errors import UsageError
 
 GENERAL = "General options"
 _WIDEST_NAME = 30  # columns; the help of an option with a longer name starts on the next line
+_FILES = {"FILE", "FOLDER", "MODEL"}  # the metavar of an option for a file, which is given once
 _FEW = 8  # up to so many options of a command are not divided into groups
 _EXAMPLES = "\n\nExamples:\n"  # what follows in the docstring of a command
 _Row = tuple[str, str]  # a name and its help
@@ -66,7 +68,15 @@ class _Help:
 
 
 class Command(_Help, TyperCommand):
-    """A command whose help has its options in groups and its examples."""
+    """A command whose help has its options in groups and its examples. A file can be given only once where
+    one is expected: the last one would be used."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(context).parse_args(list(args))
+        for option, count in Counter(order).items():
+            if count > 1 and option.metavar in _FILES and not getattr(option, "multiple", True):
+                raise UsageError(f"{option.opts[-1]}: given {count} times; give it once")
+        return super().parse_args(context, args)
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
         arguments: list[Any] = [p for p in self.get_params(context) if p.param_type_name == "argument"]

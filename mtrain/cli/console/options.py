@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shlex
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import Parameter
@@ -12,6 +13,7 @@ from typer import Argument, BadParameter, Option
 
 from mtrain.cli.console.help import GENERAL
 from mtrain.cli.console.terminal import require_unicode, start_logging
+from mtrain.errors import UsageError
 from mtrain.paths import path_of
 
 if TYPE_CHECKING:
@@ -131,8 +133,8 @@ def expand_home_in_paths(function: Callable[..., None]) -> None:
 
 
 def _typed_path(value: Any) -> Path:
-    # Click takes everything after a short option as its value: `=~/x` for `-o=~/x`.
-    return path_of(value.removeprefix("=") if str(value).startswith("=~") else value)
+    # Click takes everything after a short option as its value: `=x` for `-o=x`.
+    return path_of(value.removeprefix("=") if isinstance(value, str) else value)
 
 
 def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:
@@ -147,8 +149,16 @@ def overrides(set_: list[str] | None, section: str = "", **options: object) -> l
 def load_config(
     config: Path, set_: list[str] | None, run_dir: str | None = None, no_check: bool = False
 ) -> "Config":
-    """The config that a command was given, with the values of its options."""
+    """The config that a command was given, with the values of its options. Raises UsageError for the config
+    of a run that was moved, which would begin again in its old place."""
+    from mtrain.checkpoint.model_info import has_run_config
     from mtrain.config.load import load_config as load
 
-    unchecked = ["data.check=false"] * no_check
-    return load(config, [*overrides(set_, run_dir=run_dir), *unchecked])
+    assignments = [*overrides(set_, run_dir=run_dir), *["data.check=false"] * no_check]
+    loaded = load(config, assignments)
+    folder, is_chosen = config.parent, any(each.startswith("run_dir=") for each in assignments)
+    is_of_run = config.name == "config.yaml" and has_run_config(folder)
+    if is_of_run and not is_chosen and path_of(loaded.run_dir).resolve() != folder.resolve():
+        cure = f"if it was moved, add {shlex.join(['--set', f'run_dir={folder}'])}"
+        raise UsageError(f"{config}: belongs to a run that began in {loaded.run_dir}; {cure}")
+    return loaded

@@ -148,8 +148,18 @@ def typed_input(text: Sequence[str] | None, input_file: Path | None) -> tuple[li
         raise UsageError("TEXT and --input were both given; give one of them")
     if text == ["-"]:
         return [], Path("-")
+    for each in text or []:
+        if _names_file(each):
+            log.warning("%s is translated as text, but is a file; to read its lines, give -i %s", each, each)
     texts = [require_unicode(each).replace("\r\n", "\n").removesuffix("\n") for each in text or []]
     return [line for each in texts for line in each.split("\n")], input_file
+
+
+def _names_file(text: str) -> bool:
+    """Whether a text without spaces is the path of a file."""
+    with suppress(OSError, ValueError):
+        return " " not in text and Path(text).is_file()
+    return False
 
 
 def require_file(path: Path | None) -> None:

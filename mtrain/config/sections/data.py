@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +10,7 @@ from mtrain.config.languages import Direction, LanguageTags, is_same_language, s
 from mtrain.config.section import FilePath, PositiveInt, Section
 from mtrain.config.sections.augment import Augment
 from mtrain.config.sections.corpora import (
+    CORPUS_KINDS,
     AnyCorpus,
     Corpora,
     CorpusSpec,
@@ -241,6 +242,14 @@ class DataConfig(Section):
                 cure = "others need filters: off"
                 raise ValueError(f"filters.min_score: column {column} needs {needed} corpora; {cure}")
         return self
+
+    @field_validator("test", mode="before")
+    @classmethod
+    def _test_sets_have_names(cls, value: Any) -> Any:
+        keys = value.items() if isinstance(value, dict) else ()
+        if any(key in CORPUS_KINDS and not isinstance(each, dict) for key, each in keys):
+            raise ValueError("give each test set a name, such as test: {mine: {source: a.en, target: a.de}}")
+        return value
 
     @model_validator(mode="after")
     def _languages_of_named_sets(self) -> Self:

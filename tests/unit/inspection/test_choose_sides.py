@@ -117,6 +117,7 @@ def test_nested_fields(tmp_path):
         ("x.tsv", b"", "is empty"),
         ("x.jsonl", b'[{"en": "a"}]', "not JSONL, .* jq"),
         ("x.jsonl", b"a\tb", "not JSONL, .* a"),
+        ("x.jsonl", b"[" + b" " * 2**24 + b"]", "x.jsonl:1: .*; JSONL has one JSON object per line"),
         ("x.parquet", b"a\tb", "x.parquet: cannot read: "),
     ],
 )
