@@ -1,5 +1,6 @@
 """Checks a block of training pairs: what can be found without the other blocks."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice, pairwise, repeat
@@ -20,7 +21,10 @@ from mtrain.data.text.hashes import common
 from mtrain.data.text.sizes import PerText, measure
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
-KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
+MARKED = "marks of a tokenizer, such as &apos; or @@, which a model learns to write"
+KINDS = ("a copied source", "an extreme length ratio", "an unexpected script", MARKED)
+# Of Moses, subword-nmt and SentencePiece.
+_MARKS = re.compile(r"&(?:apos|quot|amp|lt|gt|#91|#93|#124);|@-@|@@(?: |$)|\u2581")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
 RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
 LENGTH_LABELS = [*(f"{a} to {b - 1}" for a, b in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
@@ -113,11 +117,18 @@ class BlockCheck:
         filters = [(self._filters[tuple(expected)], texts) for expected, texts in sides if expected]
         unexpected = {i for filter_, texts in filters for i in filter_.unexpected(texts)}
         found, counted = {}, set[int]()
-        for kind, indices in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
+        pairs = enumerate(zip(block.sources, block.targets, strict=True))
+        marked = [i for i, pair in pairs if any(map(_has_marks, pair))]
+        for kind, indices in zip(KINDS, (copied, extreme, sorted(unexpected), marked), strict=True):
             new = [i for i in indices if i not in counted]
             counted.update(new)
             found[kind] = len(new), [block.place_of(block.numbers[i]) for i in new[:PLACES]]
         return found
+
+
+def _has_marks(text: str) -> bool:
+    possible = "&" in text or "@" in text or "\u2581" in text  # few texts, so the expression is rarely needed
+    return possible and _MARKS.search(text) is not None
 
 
 def _are_extreme(ratios: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from mtrain.data.pairs import duplicates
 from mtrain.data.preparing.check_report import format_report, list_warnings
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import toy_pairs
+from mtrain.data.scanning.block_check import MARKED
 from mtrain.data.scanning.check import PairCounts
 from mtrain.data.scanning.leaks import Leak
 from mtrain.data.scanning.scanner import CorpusScanner
@@ -349,6 +350,10 @@ def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
         ("A sentence.", "Это предложение."),
         ("12 + 3", "12 + 3"),  # no words: nothing to translate
         ("Yes", "Jawohl, mein Herr"),  # short ones differ in length by nature
+        ("It &apos;s a cat .", "Es ist eine Katze ."),
+        ("A well-known cat .", "Eine wohl @-@ bekannte Katze ."),
+        ("A co@@ met fell .", "Ein Komet fiel ."),
+        ("Ask R&D, a@b.example & @me, 50@@5.", "Frag R&D, a@b.example & @me @daheim."),
     ]
     found = check_data(corpora(GOOD + odd).data)
     places = {kind: suspicious.places for kind, suspicious in found.suspicious.items()}
@@ -357,6 +362,7 @@ def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
         "a copied source": [f"{line}201"],
         "an extreme length ratio": [f"{line}202", f"{line}203"],
         "an unexpected script": [f"{line}204"],
+        MARKED: [f"{line}{number}" for number in (207, 208, 209)],
     }
     many = check_data(corpora(GOOD + odd[:1] * 20).data)
     assert many.suspicious["a copied source"].count == 20
