@@ -73,7 +73,7 @@ class Command(_Help, TyperCommand):
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(context).parse_args(list(args))
-        for option, count in Counter(order).items():
+        for option, count in Counter(order).items() if not context.resilient_parsing else ():
             if count > 1 and option.metavar in _FILES and not getattr(option, "multiple", True):
                 raise UsageError(f"{option.opts[-1]}: given {count} times; give it once")
         return super().parse_args(context, args)

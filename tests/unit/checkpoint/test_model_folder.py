@@ -132,7 +132,7 @@ def test_any_checkpoint_of_a_run_can_be_loaded(run_dir, tmp_path):
     average_models([run / "checkpoints" / each.name for each in checkpoints], tmp_path / "tuned")
     assert "license: cc-by-nc-4.0" in (tmp_path / "tuned" / "README.md").read_text()
     copy = shutil.copytree(checkpoints[0], tmp_path / checkpoints[0].name)
-    with pytest.raises(ModelError, match=r"does not list config\.yaml"):
+    with pytest.raises(ModelError, match=r"is a checkpoint outside of its run"):
         load_model(copy)
 
 
