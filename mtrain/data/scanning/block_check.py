@@ -21,7 +21,7 @@ from mtrain.data.text.hashes import common
 from mtrain.data.text.sizes import PerText, measure
 from mtrain.data.text.writing_systems import ScriptFilter, script_of
 
-MARKED = "marks of a tokenizer, such as &apos; or @@, which a model learns to write"
+MARKED = "marks of a tokenizer, such as &apos; or @@"
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script", MARKED)
 # Of Moses, subword-nmt and SentencePiece.
 _MARKS = re.compile(r"&(?:apos|quot|amp|lt|gt|#91|#93|#124);|@-@|@@(?: |$)|\u2581")
