@@ -5,6 +5,7 @@ import re
 import shutil
 import tarfile
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -159,8 +160,9 @@ def test_mistakes_are_one_line(
         if models == [f"{{{name}}}"]:
             config = shutil.copytree(model, folders[name]) / "config.yaml"
             config.write_text(config.read_text().replace("target_lang: fr", f"target_lang: {language}"))
-    given = [each.format(**folders) for each in [*models, *options]]
-    found, out, err = mtrain("web", "-o", "page", "--engine", package, *given)
+    given = {"-o": "page", "--engine": package, **dict(zip(options[::2], options[1::2], strict=True))}
+    words = [str(word).format(**folders) for word in chain(models, *given.items())]
+    found, out, err = mtrain("web", *words)
     assert (found, out) == (code, "") and message in one_line(err)
     assert not (tmp_path / "page").exists()
 
