@@ -8,6 +8,7 @@ import signal
 import socket
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -94,12 +95,14 @@ def serve(
         stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)}
         handled: Any = (*stopping.union(uvicorn.server.HANDLED_SIGNALS),)
         uvicorn.server.HANDLED_SIGNALS = handled
-        runner = uvicorn.Server(config)
-        try:
-            runner.run([listener])
-        finally:
-            if runner.force_exit:  # after a second Ctrl-C; Python would abort while threads decode
-                exit_at_once(signal.SIGINT, None)
+
+        class Runner(uvicorn.Server):
+            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+                if self.should_exit and sig == signal.SIGINT:  # the second; Python would wait for threads
+                    exit_at_once(sig, frame)
+                super().handle_exit(sig, frame)
+
+        Runner(config).run([listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
