@@ -79,8 +79,9 @@ def test_set_replaces_the_test_sets_of_the_run(mtrain, run_dir, corpus):
     assert code == 0 and out.startswith("moved (8 sentences)\n")
 
 
-def test_the_test_sets_of_the_run_are_not_replaced(mtrain, run_dir, corpus):
-    reference = corpus / "train.de"
+def test_the_test_sets_of_the_run_are_not_replaced(mtrain, run_dir):
+    data = yaml.safe_load((run_dir / "config.yaml").read_text())["data"]  # maybe of another process of xdist
+    reference = Path(data["test"]["seen"]["target"])
     before = reference.read_bytes()
     code, _, err = mtrain("evaluate", run_dir, "--sentence-scores", reference, "--device", "cpu")
     assert code == 2 and "train.de: this file is also an input" in one_line(err)

@@ -82,6 +82,27 @@ def test_no_answer_waits_for_an_acknowledgment(mtrain, run_dir, monkeypatch):
     assert options[0]
 
 
+@pytest.mark.usefixtures("levels_of_loggers")
+def test_keys_and_the_limit_of_characters_are_those_of_the_options(mtrain, run_dir, monkeypatch, tmp_path):
+    uvicorn = pytest.importorskip("uvicorn")
+    client_of = pytest.importorskip("starlette.testclient").TestClient
+    answers = []
+
+    def run(self, sockets):
+        with client_of(self.config.app, raise_server_exceptions=False) as client:
+            for q in ("It rains.", "It rains. " * 3):
+                fields = {"q": q, "source": "en", "target": "de"}
+                answers.append([client.post("/translate", json=fields | key).status_code for key in keys])
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    (tmp_path / "keys").write_text("secret\n")
+    keys = [{}, {"api_key": "secret"}]
+    job = ["serve", run_dir, "--device", "cpu", "--port", 0, "--host", "0.0.0.0", "--char-limit", 20]
+    assert mtrain(*job, "--api-keys", tmp_path / "keys")[0] == 0
+    assert mtrain(*job, "--insecure")[0] == 0
+    assert answers == [[403, 200], [403, 413], [200, 200], [413, 413]]
+
+
 @contextmanager
 def running(*arguments):
     """A server in a process of its own, and its address."""
