@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv and install mtrain with its development tools, in the versions of constraints.txt.
-# Does nothing if that was done before, neither list has changed, and the folder has not moved. PYTHON chooses the interpreter. If its version
-# differs from the version in .venv, or if .venv cannot be used, .venv is made anew.
+# Does nothing if that was done before, neither list has changed, and the folder has not moved. PYTHON chooses the
+# interpreter. If its version differs from the version in .venv, or if .venv cannot be used, .venv is made anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wanted="$(cat pyproject.toml scripts/constraints.txt | cksum) $PWD"
