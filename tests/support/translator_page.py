@@ -43,6 +43,9 @@ def check_page(browser: Any, address: str, width: int) -> None:
     browser.find_element("id", "target").send_keys("\ue014")  # the right arrow
     assert browser.execute_script(marked) >= 1
     assert "Eine ←" in text_of(browser, "aligned", "←")
+    announced = "const e = document.getElementById('target'); return [e.ariaLive, e.lang, e.dir]"
+    assert browser.execute_script(announced) == ["polite", "de", "ltr"]  # for screen readers
+    assert browser.execute_script("return document.getElementById('source').maxLength") == -1  # all is sent
     unnamed = """return [...document.querySelectorAll('select, textarea, button, input, [role=textbox]')]
         .filter((each) => !(each.ariaLabel || each.labels?.length || each.textContent.trim())).length"""
     assert browser.execute_script(unnamed) == 0
