@@ -20,7 +20,7 @@ from mtrain.serve.batching import Batcher
 from mtrain.serve.models import Models
 from mtrain.serve.requests import read_fields, require_key, require_origin
 
-SECONDS_KEPT, _FILES_KEPT = 3600, 100
+SECONDS_KEPT, FILES_KEPT = 3600, 100
 PATIENCE = 5.0  # seconds to wait for each thread that decodes when the server ends
 
 
@@ -87,7 +87,7 @@ class Server:
     def keep_file(self, text: str) -> str:
         """Keep a translated file for an hour; returns its name."""
         name = f"{secrets.token_urlsafe(16)}.txt"
-        self._files = dict([*self._files.items(), (name, (time.monotonic(), text))][-_FILES_KEPT:])
+        self._files = dict([*self._files.items(), (name, (time.monotonic(), text))][-FILES_KEPT:])
         return name
 
     def file(self, name: str) -> str:

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config import recipe
@@ -212,7 +213,7 @@ def test_09_an_incomplete_checkpoint_is_an_error_if_named_and_skipped_otherwise(
         fit_on_cpu(make_config(training={"max_steps": 14}))
 
 
-def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path, corpus, caplog):
+def test_10_a_corpus_that_changed_under_a_run_is_an_error(mtrain, make_config, tmp_path, corpus, caplog):
     files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
     for side, language in (("source", "en"), ("target", "de")):
         Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
@@ -221,8 +222,10 @@ def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path,
     config = make_config(data={"train": files}, training={"max_steps": 10})
     with pytest.raises(ModelError, match=r"changed since the checkpoints .* --allow-data-change"):
         fit_on_cpu(config)
-    fit(config, device="cpu", allow_data_change=True)
-    assert "the training data has changed" in caplog.text
+    file = tmp_path / "changed.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+    code, _, err = mtrain("fit", file, "--allow-data-change", "--device", "cpu")
+    assert code == 0 and "the training data has changed" in err
     assert last_checkpoint(Path(config.run_dir)).name == "step-00000010"
     caplog.clear()
     fit_on_cpu(

@@ -60,6 +60,12 @@ def test_the_validation_set_of_a_run_is_that_of_its_files(run_dir):
     assert (found.name, found.sources, found.references) == ("validation", sources, [targets])
 
 
+def test_a_validation_set_without_a_good_pair_is_an_error(run_dir, tmp_path):
+    (tmp_path / "bad.tsv").write_text("one column\n")
+    with pytest.raises(DataError, match=f"{run_dir}: data.validation has no pairs"):
+        validation_sets(run_dir, [f"data.validation={{tsv: {tmp_path}/bad.tsv}}", "data.bad_lines=skip"])
+
+
 def test_a_holdout_is_read_from_the_data_folder_of_the_run(make_config):
     run = fit_on_cpu(make_config(data={"validation": {"holdout": 2}}, training={"max_steps": 4}))
     [found] = validation_sets(run)

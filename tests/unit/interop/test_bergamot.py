@@ -25,7 +25,7 @@ from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.data.reading.files import toy_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
-from mtrain.interop.bergamot.engine import compare_with_engine, translate_with_engine
+from mtrain.interop.bergamot.engine import FILES, compare_with_engine, translate_with_engine
 from mtrain.interop.bergamot.heads import choose_head, with_head_first
 from mtrain.interop.export import export_model
 from mtrain.interop.import_model import import_model
@@ -288,6 +288,18 @@ def test_an_unsupported_model_is_refused_with_the_setting(mtrain, tokenizers, tm
 def test_options_that_do_not_fit(mtrain, model_of, tmp_path, arguments, message):
     code, _, err = mtrain("export", model_of(JOINT), tmp_path / "out", "--format", *arguments)
     assert code == 2 and message in one_line(err)
+
+
+def test_an_engine_needs_node(mtrain, model_of, tmp_path, monkeypatch):
+    (tmp_path / "worker").mkdir()
+    for name in FILES:
+        (tmp_path / "worker" / name).touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    options = ("--format", "bergamot", "--engine", tmp_path)
+    code, _, err = mtrain("export", model_of(JOINT), tmp_path / "out", *options)
+    assert code == 2 and f"--engine {tmp_path}: needs Node, which is not installed; leave it out" in one_line(
+        err
+    )
 
 
 def marian_folder(model: Path, folder: Path, options: dict[str, Any], **changed: Any) -> Path:

@@ -433,6 +433,9 @@ def test_exports_are_compared_with_codes(ctranslate2, nllb, tmp_path, legacy, fo
     assert summary.startswith("3 sentences: 3 translations identical (greedy)")
     with Translator.load(tmp_path / "model", "cpu").between("en", "de") as translator:
         assert rows == translator.splitter.encode(TEXTS[:3])
+    for changed, reason in (({"encode": lambda _: [3]}, "ids"), ({"decode": lambda _: "other"}, "text")):
+        with pytest.raises(ModelError, match=f"the exported tokenizer differs: the {reason} of"):
+            verify(loaded, exported._replace(**changed), sentences_of(loaded, TEXTS[:1]), exact=True)
     assert exported.translate(rows[0], 5)[0] == loaded.tokenizer.source.codes["deu_Latn"]
 
 

@@ -140,6 +140,13 @@ def test_a_body_may_be_chunked(server, parts, status):
     assert answer_to(server, messages, [(b"transfer-encoding", b"chunked")])[0]["status"] == status
 
 
+def test_a_body_that_arrives_too_slowly_is_refused(server, monkeypatch):
+    monkeypatch.setattr("mtrain.serve.requests.SECONDS_TO_SEND", 0.01)
+    messages = [{"type": "http.request", "body": b'{"q": "It ra', "more_body": True}]
+    started, body = answer_to(server, messages, [])
+    assert started["status"] == 408 and "did not arrive in time" in json.loads(body["body"])["error"]
+
+
 def test_large_files_are_not_written_to_disk(client, monkeypatch):
     def fail(*_):
         raise AssertionError("the file is written to disk")
@@ -182,6 +189,14 @@ def test_a_file_is_translated_and_kept_for_an_hour(client, monkeypatch):
     assert "attachment" in client.get(url).headers["content-disposition"]
     monkeypatch.setattr("mtrain.serve.server.SECONDS_KEPT", 0)
     assert "an hour" in error_of(client.get(url), 404)
+
+
+def test_only_the_last_translated_files_are_kept(client, monkeypatch):
+    monkeypatch.setattr("mtrain.serve.server.FILES_KEPT", 2)
+    file = {"file": ("mine.txt", b"It rains.")}
+    answers = [client.post("/translate_file", data=TRANSLATE, files=file).json() for _ in range(3)]
+    urls = [answer["translatedFileUrl"] for answer in answers]
+    assert [client.get(url).status_code for url in urls] == [404, 200, 200]
 
 
 @pytest.mark.parametrize(

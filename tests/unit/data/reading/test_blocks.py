@@ -195,6 +195,21 @@ def test_parquet_files_are_read_in_blocks(tmp_path: Path, size: int):
         assert list(read_blocks(spec, size=size, start=block.end)) == blocks[number:]
 
 
+def test_a_dataset_of_the_hub_is_read_at_its_revision(monkeypatch):
+    import datasets
+
+    loaded = []
+
+    def load_dataset(*names: str, **options: str) -> datasets.Dataset:
+        loaded.append((names, options))
+        return datasets.Dataset.from_list([{"en": "a", "fr": "x"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    options = {"config": "en-fr", "split": "test", "revision": "v2.0"}
+    assert read(hub="some/dataset", **options, **FIELDS) == [("a", "x")]
+    assert loaded == [(("some/dataset", "en-fr"), {"split": "test", "revision": "v2.0"})]
+
+
 @pytest.mark.parametrize(("split", "expected"), [("train", PAIRS), ("validation", PAIRS[:2])])
 def test_hub_dataset_in_a_local_folder(tmp_path: Path, split: str, expected: list[Pair]):
     for name, pairs in (("train", PAIRS), ("validation", PAIRS[:2])):

@@ -347,6 +347,16 @@ def test_a_new_domain_is_mixed_with_the_old_corpus_by_weights(tuned, tmp_path):
     )
 
 
+def test_a_tokenizer_path_without_its_settings_is_an_error(make_config):
+    tokenized = make_config("tokenized")
+    tokenize(tokenized)
+    file = Path(tokenized.run_dir, "tokenizer/config.yaml")
+    file.write_text("vocab_size: many\n")
+    message = rf"tokenizer\.path: {file} has no valid tokenizer settings: .*vocab_size"
+    with pytest.raises(ModelError, match=message):
+        resolve_config(make_config("other", tokenizer={"path": tokenized.run_dir}))
+
+
 def test_a_tokenizer_path_without_a_tokenizer_is_an_error(make_config, tmp_path):
     for path, reason in (
         (tmp_path / "nowhere", "no such model or run folder"),

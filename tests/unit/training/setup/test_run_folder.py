@@ -1,5 +1,6 @@
 """Run folders: foreign files, leftovers of a crash, settings that must not change, and their tokenizer."""
 
+import errno
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import yaml
 
 from mtrain import Translator
 from mtrain.config.load import load_config
-from mtrain.errors import DataError, ModelError, UsageError
+from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.kernels.triton import available
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.fit import fit
@@ -132,6 +133,19 @@ def test_leftovers_of_a_crash_are_removed(make_config):
     fit_on_cpu(make_config(training={"max_steps": 10}))
     left = [file.name for name in ("", "checkpoints", "data") for file in (run / name).glob(".*")]
     assert sorted(left) == [*[".lock"] * 2, *[".lock-owner"] * 2]
+
+
+def test_leftovers_that_cannot_be_removed_are_an_error(make_config, monkeypatch):
+    run = fit_on_cpu(make_config())
+    (run / ".data.tmp").mkdir()
+
+    def refuse(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(StorageError, match=f"{run}: cannot clean up the run folder: Permission denied"):
+        fit_on_cpu(make_config(training={"max_steps": 10}))
 
 
 def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path, caplog):
