@@ -55,6 +55,7 @@ _PIECE = re.compile(r"&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;|\s+|[^\s&]+|&", re
 _VALUE_ENDS = re.compile(r"[\s\"']")
 _LONG_NUMBER = re.compile("&#[0-9]{1000,};?")
 _PUNCTUATION = re.compile(r"[^\w\s]")
+_TAG_BEGIN = re.compile("<(?=[a-z/!?])", re.IGNORECASE)
 
 
 def _name(token: _Token) -> str:
@@ -132,16 +133,18 @@ def _ends(tokens: Sequence[_Token]) -> dict[int, int]:
     return ends
 
 
-def _units(source: str) -> Iterator[list[_Token]]:
-    """Yield the tokens of HTML in groups: each element whose content is not translated is one group, every
-    other token is a group of its own."""
+def _units(source: str) -> Iterator[tuple[list[_Token], bool]]:
+    """Yield the tokens of HTML in groups, and whether each is within <pre>. Each element whose content is not
+    translated is one group, every other token is a group of its own."""
     tokens = [*_TOKEN.finditer(source)]
-    ends, number = _ends(tokens), 0
+    ends, number, end_of_pre = _ends(tokens), 0, 0
     while number < len(tokens):
         token, end = tokens[number], number + 1
         if number in ends and _is_kept(token):
             end = ends[number]
-        yield tokens[number:end]
+        elif _name(token) == "pre":
+            end_of_pre = max(end_of_pre, ends.get(number, 0))
+        yield tokens[number:end], number < end_of_pre
         number = end
 
 
@@ -193,22 +196,21 @@ class _Text:
 
 
 class Html:
-    """HTML whose `texts` are to be translated. What is between them is kept as it is."""
+    """HTML whose `texts` are to be translated. What is between them is kept as it is. HTML without any markup
+    is plain text, also for the clients that send it: its lines are kept, and & is not escaped."""
 
     def __init__(self, source: str):
         self.texts: list[str] = []  # without markup; none is empty
         self._source = source
         self._texts: list[_Text] = []
-        preformatted = 0  # number of open <pre>
-        for is_between, group in groupby(_units(source), lambda unit: _is_block(unit[0])):
-            units = [*group]
-            if is_between:
-                for token, *content in units:
-                    if _name(token) == "pre" and not content:
-                        preformatted = max(0, preformatted + (-1 if token["end"] else 1))
-            elif any(token["text"] and _plain(token).strip() for token, *_ in units):
-                self._texts.append(text := _Text(units, preformatted > 0))
-                self.texts.append((text.text if preformatted else _SPACE.sub(" ", text.text)).strip())
+        all_units = [*_units(source)]
+        self._is_plain = all(unit[0]["text"] for unit, _ in all_units) and _unescape(source) == source
+        for is_between, group in groupby(all_units, lambda each: _is_block(each[0][0])):
+            units, in_pre = zip(*group, strict=True)
+            if not is_between and any(token["text"] and _plain(token).strip() for token, *_ in units):
+                keeps_spaces = self._is_plain or in_pre[0]
+                self._texts.append(text := _Text(units, keeps_spaces))
+                self.texts.append((text.text if keeps_spaces else _SPACE.sub(" ", text.text)).strip())
 
     def with_translations(self, translations: Sequence[tuple[str, Alignment]]) -> str:
         """The HTML with the translations of `texts` in place of them. Each comes with the alignment of its
@@ -216,7 +218,11 @@ class Html:
         html, done = "", 0
         for text, (translation, alignment) in zip(self._texts, translations, strict=True):
             translation = translation.join(text.spaces)
-            html += self._source[done : text.begin] + _Placement(text, translation, alignment).html
+            if self._is_plain and _unescape(translation) == translation:
+                translated = _TAG_BEGIN.sub("&lt;", translation)
+            else:
+                translated = _Placement(text, translation, alignment).html
+            html += self._source[done : text.begin] + translated
             done = text.end
         return html + self._source[done:]
 

@@ -38,6 +38,20 @@ def test_what_is_not_to_be_translated_is_kept(kept, text):
     assert document.with_translations([translation]) == f"<p>Now {kept} run</p>"
 
 
+@pytest.mark.parametrize(
+    ("source", "translation", "expected"),
+    [
+        ("One line.\n  Tom & Jerry.\n", "Eine Zeile.\n  Tom & Jerry.", "Eine Zeile.\n  Tom & Jerry.\n"),
+        ("a < b", "a < b, a <b>", "a < b, a &lt;b>"),
+        ("AT&T", "AT&T &copy;", "AT&amp;T &amp;copy;"),
+    ],
+)
+def test_html_without_markup_is_plain_text(source, translation, expected):
+    document = Html(source)
+    assert document.texts == [source.strip()]
+    assert document.with_translations([(translation, ())]) == expected
+
+
 def translated(html, translate):
     document = Html(html)
     return document.with_translations([translate(text) for text in document.texts])
@@ -50,6 +64,7 @@ def translated(html, translate):
         ("a<br>b<hr/>c", ["a", "b", "c"]),
         ("<p>one\n   line &amp; more</p>", ["one line & more"]),
         ("<pre>two\n  lines</pre>", ["two\n  lines"]),
+        ("<div><pre>one\n  two</div><p>three\n   line</p>", ["one\n  two", "three line"]),
         ("<script>if (a < b) f('<p>no</p>')</script><style>p{}</style>yes", ["yes"]),
         ("<pre><code>no\n</code></pre><p><kbd>no</kbd> <b><var>no</var></b></p>x", ["x"]),
         ("<div class='a notranslate'><div>no</div> no</div><p>yes</p>", ["yes"]),
