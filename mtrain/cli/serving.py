@@ -23,6 +23,9 @@ from mtrain.processes.stop_signals import STOP_SIGNALS
 log = logging.getLogger(__name__)
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Names of this machine in containers. They cannot be registered as domains.
+_FROM_CONTAINERS = ("host.docker.internal", "host.containers.internal")
+_LARGEST_HEADERS = 2**18  # bytes; some clients send texts in the address
 _PACKAGES = ("starlette", "uvicorn", "python_multipart")
 
 
@@ -78,7 +81,7 @@ def serve(
         # Connections inherit it. Otherwise, a body waits for the acknowledgment of its headers, up to 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         logging.getLogger("mtrain.decoding.split").setLevel(logging.ERROR)  # long lines concern the client
-        names = [*_LOOPBACK, "[::1]", *map(_host_of, origins)]
+        names = [*_LOOPBACK, "[::1]", *_FROM_CONTAINERS, *map(_host_of, origins)]
         hosts = names if host in _LOOPBACK and not keys else ["*"]  # see `_host_of`
         server = Server(catalog, char_limit, [digest_of(key) for key in keys], origins, hosts)
         shown = f"[{host}]" if ":" in host else host
@@ -90,6 +93,7 @@ def serve(
             lifespan="on",
             ws="none",
             timeout_graceful_shutdown=round(SECONDS_TO_SEND + server.seconds),
+            h11_max_incomplete_event_size=_LARGEST_HEADERS,
         )
         # uvicorn has no setting for further signals. Under `nohup`, SIGHUP is ignored.
         stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)}
@@ -109,8 +113,9 @@ def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens at an address. Raises UsageError if it cannot."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error
+    except (OSError, TypeError) as error:  # TypeError: the name is not one of a host
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else error
         raise UsageError(f"--host {host} --port {port}: {reason}; give another one") from None
 
 

@@ -1,6 +1,7 @@
 """The server as an ASGI application, with the routes of LibreTranslate's API."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mtrain.config.language_names import language_name
 from mtrain.decoding.alignment import word_spans
@@ -191,6 +193,18 @@ async def _on_error(server: Server, request: Request, error: Exception) -> Respo
     return JSONResponse({"error": answer}, status, headers)
 
 
+class _SlashesMerged:
+    """Middleware for clients that append `/translate` to an address that ends in a slash."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = re.sub("/{2,}", "/", scope["path"])
+        await self.app(scope, receive, send)
+
+
 def make_app(server: Server) -> Starlette:
     """The application. Its end waits for all translations."""
     asking = {
@@ -228,4 +242,4 @@ def make_app(server: Server) -> Starlette:
     cors = Middleware(CORSMiddleware, allow_origins=server.origins, **every)
     errors = (HTTPException, MtrainError, TimeoutError, Exception)
     handlers = dict.fromkeys(errors, partial(_on_error, server))
-    return Starlette(False, routes, [hosts, cors], handlers, lifespan)
+    return Starlette(False, routes, [Middleware(_SlashesMerged), hosts, cors], handlers, lifespan)

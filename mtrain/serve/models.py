@@ -17,7 +17,15 @@ from mtrain.data.text.identify_language import EXTRA, detect_languages
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 
-_ALMOST_CERTAIN = 0.9  # probability of a language
+_ALMOST_CERTAIN, _LEAST_LIKELY = 0.9, 0.1  # probabilities of languages
+_ALIASES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's own codes
+# What clients mean by a code, if no code of the models fits it, or several do: the usual script of Chinese
+# in a region, and the usual code for Norwegian.
+_INSTEAD = {
+    **{"zh": ("zh-Hans", "zh-CN"), "zh-CN": ("zh-Hans",), "zh-SG": ("zh-Hans",), "zh-Hans": ("zh-CN",)},
+    **dict.fromkeys(("zh-TW", "zh-HK", "zh-MO"), ("zh-Hant",)),
+    **{"zh-Hant": ("zh-TW",), "pt": ("pt-PT",), "nb": ("no",), "no": ("nb",)},
+}
 _MOST_TRANSLATORS = 1024  # directions of a multilingual model that are kept ready
 
 
@@ -80,9 +88,24 @@ def _short_codes(codes: Iterable[str], known: Collection[str]) -> dict[str, str]
 
     def short(code: str) -> str:
         base = base_language(code)
+        if "_" not in code and find_language(code) is None:  # the user's own name
+            return code
         return base if bases[base] == 1 and variants[base] < 2 else full[code]
 
-    return {short(code) if any("_" in each for each in own) else code: code for code in own}
+    return {short(code): code for code in own}
+
+
+def _find_code(code: str, known: Collection[str]) -> str:
+    """As `find_code`, also for names of languages, and for codes that clients use although a model has
+    another one. Raises UsageError if no code or several codes fit."""
+    code = _ALIASES.get(code.lower()) or find_language(code) or code
+    try:
+        return find_code(code, known)
+    except UsageError:
+        for other in _INSTEAD.get(code, ()):
+            if other in known:
+                return other
+        raise
 
 
 def _by_language(codes: Sequence[str]) -> dict[str, str]:
@@ -118,18 +141,16 @@ class Models:
 
     def find(self, source: str, target: str) -> Translator:
         """The translator between two languages. Raises UsageError if no model has this direction."""
-        source, target = (find_language(code) or code for code in (source, target))
-        source = find_code(source, self.sources)
-        target = find_code(target, self.targets_of(source))
+        source = _find_code(source, self.sources)
+        target = _find_code(target, self.targets_of(source))
         return self._models[source, target].between(source, target)
 
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
-        source, target = (find_language(code) or code for code in (source, target))
-        if name_different_scripts(source, target):
+        if name_different_scripts(*(find_language(code) or code for code in (source, target))):
             return False
         with suppress(UsageError):  # one fits no code, or several
-            return find_code(source, self.codes) == find_code(target, self.codes)
+            return _find_code(source, self.codes) == _find_code(target, self.codes)
         return False
 
     def detect(self, text: str, target: str | None = None) -> list[dict[str, Any]]:
@@ -139,7 +160,8 @@ class Models:
         codes = _by_language(self.codes)
         found = detect_languages(text, codes)
         if target is not None:
-            target = find_language(target) or target
+            with suppress(UsageError):
+                target = _find_code(target, self.codes)
             base = base_language(target)
             into = [code for code in self.codes if base_language(code) == base]
             known = [s for s in self.sources if any((s, t) in self._models for t in into)]
@@ -152,7 +174,9 @@ class Models:
                 codes[base] = target
         if not found:
             raise UsageError(f"the language cannot be identified; name it, or install py3langid: {EXTRA}")
-        return [{"language": codes[code], "confidence": round(100 * each, 1)} for code, each in found[:5]]
+        likely = found[:1] + [each for each in found[1:5] if each[1] >= _LEAST_LIKELY]
+        # Clients read whole numbers.
+        return [{"language": codes[code], "confidence": float(round(100 * each))} for code, each in likely]
 
     def languages(self) -> list[dict[str, Any]]:
         """The answer to `/languages`."""

@@ -48,7 +48,8 @@ def _last_message(fields: Mapping[str, Any]) -> object:
 async def complete_chat(server: Server, request: Request) -> Response:
     """The translation as an answer in a chat."""
     fields = await server.fields(request)
-    id_ = _require_model(server, text_of(fields, "model"))
+    directions = [*server.models.directions]
+    id_ = _require_model(server, text_of(fields, "model", directions[0] if len(directions) == 1 else None))
     model, source, target = server.models.directions[id_]
     translator = model.between(source, target)
     texts = require_texts([_last_message(fields)], server.char_limit)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import sys
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any
@@ -76,8 +77,9 @@ def _fields_of(form: FormData) -> dict[str, Any]:
 
 
 def text_of(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A field with a name. Raises HTTPException if it is missing or too long."""
-    value = fields.get(name, default)
+    """A field with a name. Raises HTTPException if it is too long, or if it is missing and there is no
+    default."""
+    value = fields.get(name) or default
     if not isinstance(value, str) or not value:
         raise HTTPException(400, f"Invalid request: missing {name} parameter")
     if len(value) > _LONGEST_NAME:
@@ -99,8 +101,11 @@ def require_texts(texts: Sequence[Any], char_limit: int) -> list[str]:
 
 def require_origin(request: Request, origins: Collection[str]) -> None:
     """Raise HTTPException if a browser sends the request for a web page of another origin than some. Without
-    this, any page could send forms, whose answers only CORS keeps from it."""
+    this, any page could send forms, whose answers only CORS keeps from it. Extensions, which the user has
+    installed, may ask; their origin differs between installations."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if re.match("(chrome|moz|safari-web)-extension://", origin or ""):
+        return
     if site is None and origin and origin.partition("://")[2] != request.headers.get("host"):
         site = "cross-site"  # browsers do not name the site to servers without HTTPS, except on loopback
     if site in ("cross-site", "same-site") and not {"*", origin} & {*origins}:

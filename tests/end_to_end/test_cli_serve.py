@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ KNOWN = dict(PAIRS)
     [
         (["--host", "0.0.0.0"], 2, "--host 0.0.0.0: others can reach this address; give --api-keys FILE, or"),
         (["--host", "example.org"], 2, "--host example.org: others can reach this address"),
+        (["--host", "ü..de", "--insecure"], 2, "--host ü..de --port 5000: encoding of hostname failed; give"),
         (["--api-keys", "missing.txt"], 3, "missing.txt: no such file"),
         (["--engine", "marian"], 2, "engine"),
         (["--port", "70000"], 2, "port"),
@@ -194,7 +196,8 @@ def address(run_dir):
 def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
     origins = ["https://page.example:8443", "http://[fd00::1]:3000", "https://Other.example:443/"]
     with running(run_dir, *(f"--cors={origin}" for origin in origins)) as (_, address):
-        for host in ("localhost:5000", "[::1]:5000", "page.example", "[fd00::1]:3000"):
+        hosts = ["localhost:5000", "[::1]:5000", "page.example", "[fd00::1]:3000"]
+        for host in (*hosts, "host.docker.internal:5000"):
             request = urllib.request.Request(f"{address}/languages", headers={"Host": host})
             assert urllib.request.urlopen(request).status == 200
         headers = {"Origin": "https://other.example", "Sec-Fetch-Site": "cross-site"}  # without the port
@@ -203,6 +206,19 @@ def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
         request = urllib.request.Request(f"{address}/languages", headers={"Host": "rebound.example"})
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(request)
+
+
+@pytest.mark.slow
+def test_a_text_in_the_address_may_be_long(address):
+    text = "Идёт дождь. " * 1500
+    query = urllib.parse.urlencode({"source": "de", "target": "de", "q": text})
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as connection:
+        connection.sendall(f"POST /translate?{query} HTTP/1.1\r\nContent-Length: 0\r\n".encode())
+        time.sleep(1)  # so that the server reads all of this before the end of the headers
+        connection.sendall(b"Host: localhost\r\nConnection: close\r\n\r\n")
+        answer = connection.makefile("rb").read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and json.loads(body) == {"translatedText": text}
 
 
 @pytest.mark.slow
