@@ -66,7 +66,7 @@ def with_languages(sides: Sequence[FoundText], file: str) -> list[FoundText]:
     codes = languages_of_pair(file)
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
         return found
-    if found[0].seen == codes[1] or found[1].seen == codes[0]:
+    if is_same_language(found[0].seen, codes[1]) or is_same_language(found[1].seen, codes[0]):
         codes.reverse()
     return [side._replace(named=code) for side, code in zip(found, codes, strict=True)]
 
@@ -106,9 +106,10 @@ def _choose_two(sides: Sequence[FoundText]) -> ChosenSides:
     named = [side for side in sides if side.named]
     if len(named) == 2 and named[0].named != named[1].named:
         return ChosenSides(named[0], named[1])
-    first = sides[0]
-    others = [side for side in sides if side.language != first.language] or sides[1:]
-    return ChosenSides(first, others[0], certain=False)
+    others = [side for side in sides if side.language != sides[0].language] or sides[1:]
+    # Rather another language than a variant of the same one.
+    translations = [side for side in others if not is_same_language(side.language, sides[0].language)]
+    return ChosenSides(sides[0], (translations or others)[0], certain=False)
 
 
 def _by_key(sides: Sequence[FoundText], key: str | None) -> FoundText | None:

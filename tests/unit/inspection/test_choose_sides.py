@@ -143,6 +143,7 @@ def sides(*names: str, languages: str = "") -> list[FoundText]:
         (sides("a", "b", "c", languages="en de fr"), NONE, ("fr", "en"), "ca", True),
         (sides("a", "b", "c", languages="en de fr"), NONE, ("fr", None), "ca", False),
         (sides("a", "b", "c", languages="- de fr"), NONE, NONE, "bc", True),
+        (sides("a", "b", "c", languages="pt pt-BR en"), NONE, NONE, "ac", False),
         (sides("a", "b", "c"), ("c", "a"), NONE, "ca", True),
         (sides("a", "b", "c"), (None, "a"), NONE, "ba", False),
         (sides("a", "b", languages="en pt"), NONE, ("pt-BR", None), "ba", True),
@@ -188,6 +189,8 @@ def test_languages_of_texts():
     assert [side.language for side in with_languages(texts, "news.tsv")] == ["en", "fr"]
     assert [side.language for side in with_languages(texts, "news.fr-en.tsv")] == ["en", "fr"]
     assert [side.language for side in with_languages(texts, "news.fr-de.tsv")] == ["de", "fr"]
+    regions = with_languages(texts, "news.fr-CA.en-GB.tsv")
+    assert [side.language for side in regions] == ["en-GB", "fr-CA"]
     assert choose_sides(with_languages([texts[0]] * 2, ""), NONE, NONE).languages == NONE
     assert identify_language(["我喜欢橙子。"] * 9).code == "zh"
     kikuyu = "Mũndũ o wothe aciaragwo arĩ na wĩyathi, na mwiganania na andũ arĩa angĩ harĩ ũtĩĩku."
