@@ -174,6 +174,10 @@ def test_the_config_of_a_run_that_was_moved_does_not_begin_another_run(mtrain, r
 def test_a_code_that_is_no_language_is_noticed(mtrain, config_file):
     _, _, err = mtrain("plan", config_file, "--hardware", "h100", "--set", "data.target_lang=jp")
     assert "warning: language jp is not known; use codes of ISO 639, such as ja for Japanese\n" in err
+    _, _, err = mtrain(
+        "plan", config_file, "--hardware", "h100", "--set", "data.target_lang=iw"
+    )  # once Hebrew
+    assert "is not known" not in err
 
 
 def test_a_text_that_is_a_file_is_translated_with_a_warning(mtrain, run_dir, corpus):

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.language_names import common_language
+from mtrain.config.languages import scripts_of_language
 from mtrain.config.sections.corpora import HubCorpus, ToyCorpus
 from mtrain.config.sections.data import DataConfig
 from mtrain.data.reading.digests import RawFiles, train_and_validation
@@ -147,7 +147,7 @@ def check_corpora(data: DataConfig, folder: DataFolder | None = None, test_sets:
     the training and validation corpora are in the data folder, that is logged instead. Without `test_sets`,
     these may be missing, and are not downloaded."""
     for code in dict.fromkeys(chain.from_iterable(data.directions)):
-        if len(code) == 2 and common_language(code) is None:
+        if len(code) == 2 and not scripts_of_language(code):
             log.warning("language %s is not known; use codes of ISO 639, such as ja for Japanese", code)
     corpora = train_and_validation(data)
     in_folder = [None] * len(corpora) if folder is None else hashes_of_missing(data, folder)
