@@ -71,7 +71,8 @@ def _conversion(vocabulary: "Vocabulary", ids: bool, join: bool) -> Callable[[st
 
     def join_ids(line: str) -> str:
         for word in line.split():
-            if not (word.isascii() and word.isdigit() and int(word) <= last):
+            # Python limits the length of the numbers that it converts.
+            if not (word.isascii() and word.isdigit() and len(word) <= 4000 and int(word) <= last):
                 raise ValueError(f"{word} is not a token id; ids are integers from 0 to {last}")
         return vocabulary.decode([[int(word) for word in line.split()]])[0].translate(_LINE_BREAKERS)
 

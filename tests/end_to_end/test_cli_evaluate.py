@@ -225,7 +225,10 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
         (["--setup-comet", "c", "--html", "a"], "--setup-comet only makes an environment; leave out MODEL"),
         (["--setup-comet", "c", "--reference", "a"], "--setup-comet only makes an environment"),
         (["m", "--metrics", "ter", "--lowercase"], "--lowercase has no effect on --metrics ter; add bleu or"),
-        (["m", "--metrics", "comet", "--by-length"], "--by-length has no effect on --metrics comet; add"),
+        (
+            ["m", "--metrics", "comet,comet", "--by-length"],
+            "--by-length has no effect on --metrics comet; add",
+        ),
         (["m", "--metrics", "rouge"], "--metrics rouge: choose from bleu, chrf, chrf++, ter, comet"),
         (["m", "--bleu-tokenize", "moses"], "--bleu-tokenize moses: choose from"),
         (["m", "--comet", "c"], "--comet has no effect on --metrics bleu,chrf,ter; add comet"),

@@ -136,7 +136,7 @@ def evaluate(
     _check_inputs(inputs, outputs, "comet" in names)
     of_metrics = {"--bleu-tokenize": bleu_tokenize, "--comet": comet, "--comet-model": comet_model}
     _check_metrics(names, lowercase, of_metrics)
-    if by_length and names == ["comet"]:
+    if by_length and {*names} == {"comet"}:
         raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
     translating = bool(inputs.models)
     if not translating:

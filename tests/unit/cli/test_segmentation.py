@@ -121,7 +121,7 @@ def test_a_marian_vocabulary_has_its_own_ids_and_tags(mtrain, tmp_path):
     assert joined == mtrain("segment", tmp_path, out.strip(), "--join")[1] != "\n"
 
 
-@pytest.mark.parametrize("word", ["400", "-1", "1.5", "x", "²"])
+@pytest.mark.parametrize("word", ["400", "-1", "1.5", "x", "²", "9" * 5000])
 def test_what_is_not_an_id_is_an_error_with_its_line(mtrain, stdin, joint, tmp_path, word):
     (tmp_path / "in").write_text(f"5 6\n7 {word}\n", encoding="utf-8")
     code, out, err = mtrain("segment", joint, "--join", "--ids", "-i", tmp_path / "in")
