@@ -5,10 +5,13 @@ const element = (name, properties) => Object.assign(document.createElement(name)
 const say = (text, isError = false) =>
   Object.assign($("message"), { textContent: text, className: isError ? "muted error" : "muted" });
 
+// A code of a model as a language tag: `zh-TW` for `zh_TW`.
+const tagOf = (code) => code.replaceAll("_", "-");
+
 // "auto" follows the first letter, which may be that of a foreign name.
 function directionOf(code) {
   try {
-    const locale = new Intl.Locale(code.replace("_", "-"));
+    const locale = new Intl.Locale(tagOf(code));
     return (locale.getTextInfo?.() ?? locale.textInfo).direction;
   } catch { return "auto"; }  // of a browser or language without this information
 }
@@ -64,12 +67,12 @@ function show(answer) {
   $("target").replaceChildren(...pieces(text, spans, "span"));
   [...$("target").children].forEach((node, i) => { node.dataset.begin = spans[i][0]; });
   const dir = answer ? directionOf(answer.target) : "auto";
-  if (answer) Object.assign($("target"), { lang: answer.target, dir });
+  if (answer) Object.assign($("target"), { lang: tagOf(answer.target), dir });
   const from = answer?.detectedLanguage?.language ?? $("from").value;
-  $("source").lang = from === "auto" ? "" : from;
+  $("source").lang = from === "auto" ? "" : tagOf(from);
   $("others").hidden = !others.length;
   $("alternatives").replaceChildren(
-    ...others.map((each) => element("li", { dir, lang: answer.target, textContent: each })));
+    ...others.map((each) => element("li", { dir, lang: $("target").lang, textContent: each })));
   $("hint").hidden = !text;
   point(-1);
 }
