@@ -6,17 +6,15 @@ written; the exit code is 1 if something is stale.
 """
 
 import argparse
-import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
+import typer.main
 from draw_benchmarks import CHART, DATA, ROOT, chart
-from typer.models import ArgumentInfo
 
 from mtrain.cli.app import app
 from mtrain.cli.console.help import GENERAL, grouped
@@ -154,8 +152,9 @@ def values_of(field: dict[str, Any]) -> str:
 
 def commands() -> str:
     """`docs/reference/commands.md`, from the functions that are the commands."""
-    found = {command.name or "": command for command in app.registered_commands}
-    parameters = {name: parameters_of(command.callback) for name, command in found.items()}
+    program: Any = typer.main.get_command(app)
+    found = program.commands
+    parameters = {name: parameters_of(command) for name, command in found.items()}
     common = [p.row for p in next(iter(parameters.values())) if all(p in ps for ps in parameters.values())]
     parts = [
         NOTICE,
@@ -220,33 +219,27 @@ class Parameter(NamedTuple):
     @property
     def row(self) -> tuple[str, str]:
         """Name and meaning."""
-        return parameter_row(self)
+        meaning = [" ".join(self.help.split())]
+        if self.repeatable and not self.is_argument and "epeatable" not in self.help:
+            meaning.append("Repeatable.")
+        if not self.optional and not self.is_argument:
+            meaning.append("Required.")
+        elif self.optional and self.default not in (None, False) and "efault" not in self.help:
+            meaning.append(f"Default: `{self.default}`.")
+        return f"`{self.name}`", " ".join(meaning)
 
 
-def parameters_of(function: Callable[..., Any] | None) -> list[Parameter]:
-    """The arguments and options of a command, read from its signature, as Typer does."""
-    assert function is not None
-    hints = get_type_hints(function, include_extras=True)
-    found = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind, info = get_args(hints[name])
-        kinds = [kind] if get_origin(kind) in (Literal, list) else get_args(kind) or [kind]
-        kinds = [part for part in kinds if part is not NoneType]
-        repeatable = get_origin(kinds[0]) is list
-        if repeatable:
-            kinds = list(get_args(kinds[0]))
-        if isinstance(info, ArgumentInfo):
-            shown = info.metavar or name.strip("_").upper()
-        else:
-            first = (info.default,) if isinstance(info.default, str) else ()  # of names, where Typer keeps it
-            names = (*first, *(info.param_decls or ())) or (f"--{name.strip('_').replace('_', '-')}",)
-            value = "" if kinds[0] is bool else f" {info.metavar or value_of(kinds[0])}"
-            shown = ", ".join(names) + value
-        optional = parameter.default is not inspect.Parameter.empty
-        argument = isinstance(info, ArgumentInfo)
-        group = info.rich_help_panel or "Options"
+def parameters_of(command: Any) -> list[Parameter]:
+    """The arguments and options of a command."""
+    context, found = typer.Context(command), []
+    for each in command.params:
+        is_argument = each.param_type_name == "argument"
+        name = each.metavar if is_argument else each.get_help_record(context)[0]
+        name = re.sub(r"[][<>]", "", name)  # around choices
+        repeatable = each.multiple or each.nargs == -1
+        group = each.rich_help_panel or "Options"
         found.append(
-            Parameter(shown, info.help or "", argument, optional, repeatable, parameter.default, group)
+            Parameter(name, each.help or "", is_argument, not each.required, repeatable, each.default, group)
         )
     return found
 
@@ -255,25 +248,6 @@ def argument_of(parameter: Parameter) -> str:
     """An argument as a usage line has it."""
     name = f"[{parameter.name}]" if parameter.optional else parameter.name
     return f"{name.removesuffix('...')}..." if parameter.repeatable else name
-
-
-def value_of(kind: Any) -> str:
-    """What stands for a value of a type on the command line."""
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
-
-
-def parameter_row(parameter: Parameter) -> tuple[str, str]:
-    """Name and meaning of an argument or an option."""
-    meaning = [" ".join(parameter.help.split())]
-    if parameter.repeatable and not parameter.is_argument and "epeatable" not in parameter.help:
-        meaning.append("Repeatable.")
-    if not parameter.optional and not parameter.is_argument:
-        meaning.append("Required.")
-    elif parameter.optional and parameter.default not in (None, False) and "efault" not in parameter.help:
-        meaning.append(f"Default: `{parameter.default}`.")
-    return f"`{parameter.name}`", " ".join(meaning)
 
 
 def with_tables(text: str, data: dict[str, Any]) -> str:
