@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -47,23 +47,17 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, file: Path) -> None:
     """Load the weights of a model from a safetensors file. Parameters on the meta device are replaced.
 
-    Names and shapes are checked before any tensor is loaded. Raises ModelError naming the tensors that are
-    missing, unexpected, of another shape, or not finite.
+    The file is mapped into memory: names and shapes are checked before any contents are read. Raises
+    ModelError naming the tensors that are missing, unexpected, of another shape, or not finite.
     """
-    expected = model.state_dict()
-    try:
-        with safe_open(file, "pt") as stored:
-            shapes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
-            if shapes.keys() != expected.keys():
-                missing = sorted(expected.keys() - shapes) or "none"
-                extra = sorted(shapes.keys() - expected) or "none"
-                raise ModelError(f"{file}: missing tensors: {missing}; unexpected tensors: {extra}")
-            for name, shape in shapes.items():
-                if shape != (wanted := list(expected[name].shape)):
-                    raise ModelError(f"{file}: {name} has shape {shape}; expected {wanted}")
-            tensors = {name: stored.get_tensor(name) for name in shapes}
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ModelError(f"{file}: cannot read: {error}") from None
+    expected, tensors = model.state_dict(), load_tensors(file)
+    if tensors.keys() != expected.keys():
+        missing = sorted(expected.keys() - tensors) or "none"
+        extra = sorted(tensors.keys() - expected) or "none"
+        raise ModelError(f"{file}: missing tensors: {missing}; unexpected tensors: {extra}")
+    for name, tensor in tensors.items():
+        if tensor.shape != (wanted := expected[name].shape):
+            raise ModelError(f"{file}: {name} has shape {[*tensor.shape]}; expected {[*wanted]}")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ModelError(f"{file}: {name} contains NaN, infinity or integers")

@@ -59,18 +59,10 @@ def log_changes(state: TrainState, arithmetic: str, learner: Learner, ranks: Ran
     """Log a message if a run that resumes from a state will not be bit-identical to an uninterrupted one."""
     if not ranks.is_first:
         return
+    on_gpu = learner.device.type != "cpu"
     if state.arithmetic != arithmetic:
         log.warning("resuming, but not bit-identically: %s; before: %s", arithmetic, state.arithmetic)
-    elif reason := _why_results_vary(learner, ranks):
-        log.info("resuming, but not bit-identically: %s", reason)
-
-
-def _why_results_vary(learner: Learner, ranks: Ranks) -> str | None:
-    """Why two equal steps may differ; None if they cannot."""
-    if learner.device.type == "cpu":
-        return None
-    if not can_reproduce(learner.device):
-        return "the order of GPU operations varies"
-    if ranks.size > 1:  # equal in practice, with the same connections; NCCL does not promise it
-        return "the order in which NCCL adds up gradients may vary"
-    return None
+    elif on_gpu and not can_reproduce(learner.device):
+        log.info("resuming, but not bit-identically: the order of GPU operations varies")
+    elif on_gpu and ranks.size > 1:  # equal in practice, with the same connections; NCCL does not promise it
+        log.info("resuming, but not bit-identically: the order in which NCCL adds up gradients may vary")
