@@ -65,11 +65,8 @@ def windows(
             if not texts:
                 started = time.monotonic()
             if rest is not None:
-                try:
-                    beginning = next(rest)
-                except StopIteration:
-                    problem = "fewer prefixes than lines; give one for each line (it may be empty)"
-                    raise UsageError(problem) from None
+                if (beginning := next(rest, rest)) is rest:
+                    raise UsageError("fewer prefixes than lines; give one for each line (it may be empty)")
                 if not isinstance(beginning, str):
                     raise TypeError("prefixes must be strings")
                 beginnings.append(valid_text(beginning))
