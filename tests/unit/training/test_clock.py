@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,22 @@ def test_a_run_ends_in_time_with_its_rate_down_whatever_the_machine_does(tmp_pat
     # Half of the steps of a usual run have a rate above half of the peak.
     assert 0.15 <= sum(rate > max(run.rates) / 2 for rate in run.rates) / len(run.rates) <= 0.85
     assert len(run.plans) <= 40
+
+
+@pytest.mark.parametrize(
+    ("step", "validation"),
+    [
+        changing(1),
+        changing(2),
+        changing(1 / 4),
+        (lambda t: 0.22 if int(7 * t) % 2 == 0 else 0.11, lambda t: 0.6),
+        (lambda t: 20.0 if 0 < t < 0.1 else 0.11, lambda t: 0.6),
+    ],
+)
+def test_there_is_one_plan_between_two_validations_if_it_can_wait_for_them(tmp_path, step, validation):
+    run = Simulation(tmp_path, step, validation)
+    intervals = Counter((plan["step"] - 1) // 100 for plan in run.plans)
+    assert 0.95 <= run.end <= 1.05 and max(intervals.values()) == 1
 
 
 @pytest.mark.parametrize("validation", [2.5, 3.0])
