@@ -4,7 +4,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -40,6 +40,13 @@ class Speed(NamedTuple):
     slowdown: float = 1.0  # by other processes: the speed without them, relative to `now`
 
 
+class Timing(NamedTuple):
+    """The mean speed of the timed steps, and how long one takes."""
+
+    speed: Speed
+    seconds: float  # of a step
+
+
 def measure_speed(
     architecture: ModelConfig,
     training: TrainingConfig,
@@ -53,8 +60,8 @@ def measure_speed(
     ranks. The other ranks are assumed to be as fast; the time to exchange gradients is not included.
 
     Steps are timed until the mean is steady, for at most `MAX_SECONDS` and a `MAX_SHARE` of `minutes`.
-    The measurement is logged. Steps are timed with R-Drop if `training` uses it, also after `r_drop_after`
-    steps: the clock corrects the number of steps.
+    Each measurement is logged. Steps are timed with R-Drop if `training` uses it. With `minutes`, the result
+    is the mean speed of a run of that time, which begins with the `r_drop_after` steps without R-Drop.
 
     Trains a temporary model. PyTorch's random generators change.
     """
@@ -64,15 +71,32 @@ def measure_speed(
     learner = make_learner(model, training) if alone or on_gpu else Learner(model, training)
     try:
         with waiting_for("measuring the speed"), reproducible(device):
-            limit = MAX_SECONDS if minutes is None else min(MAX_SECONDS, MAX_SHARE * minutes * 60)
-            return _time_steps(learner, steps_of(learner), limit)
+            return _time_run(learner, iter(steps_of(learner)), minutes)
     finally:
         del learner, model
         gc.collect()  # a learner that cannot capture graphs refers to itself
         release_cached_memory(device)
 
 
-def _time_steps(learner: Learner, steps: Iterable[StepInput], limit: float) -> Speed:
+def _time_run(learner: Learner, steps: Iterator[StepInput], minutes: float | None) -> Speed:
+    limit = MAX_SECONDS if minutes is None else min(MAX_SECONDS, MAX_SHARE * minutes * 60)
+    later, steps_without_r_drop = _time_steps(learner, steps, limit), learner.training.r_drop_after
+    if minutes is None or not learner.r_drop or not steps_without_r_drop:
+        return later.speed
+    learner.r_drop = 0.0
+    first = _time_steps(learner, steps, limit)
+    return mean_speed(minutes * 60, steps_without_r_drop, first, later)
+
+
+def mean_speed(seconds: float, count: int, first: Timing, later: Timing) -> Speed:
+    """The mean speed over some `seconds`, if the first `count` steps have another speed than the later ones.
+    The slowdown is the one of the later steps."""
+    before = min(count * first.seconds, seconds)
+    tokens = before * first.speed.now + (seconds - before) * later.speed.now
+    return later.speed._replace(now=tokens / seconds)
+
+
+def _time_steps(learner: Learner, steps: Iterator[StepInput], limit: float) -> Timing:
     """Time steps in intervals until their speeds show that the mean is steady, or for `limit` seconds."""
     intervals: list[tuple[int, float]] = []  # target tokens, seconds
     tokens = count = 0
@@ -101,7 +125,7 @@ def _time_steps(learner: Learner, steps: Iterable[StepInput], limit: float) -> S
     slowdown = _slowdown(used, seconds) if learner.device.type == "cpu" else 1.0
     speed = Speed(sum(tokens for tokens, _ in intervals) / seconds, slowdown)
     _log_speed(speed, _relative_error(intervals), seconds, learner.model.config.is_classifier)
-    return speed
+    return Timing(speed, seconds / count)
 
 
 def _log_speed(speed: Speed, error: float, seconds: float, classifies: bool) -> None:

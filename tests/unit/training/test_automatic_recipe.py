@@ -259,7 +259,8 @@ def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
         )
 
 
-def test_steps_are_timed_with_r_drop(make_config, monkeypatch, short_timing):
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 100])
+def test_steps_with_and_without_r_drop_are_timed(make_config, monkeypatch, short_timing, after):
     weights, real = set(), Learner.step
 
     def step(self, *arguments, **keywords):
@@ -267,10 +268,17 @@ def test_steps_are_timed_with_r_drop(make_config, monkeypatch, short_timing):
         return real(self, *arguments, **keywords)
 
     monkeypatch.setattr(Learner, "step", step)
-    run = prepare_run(automatic(make_config(), max_minutes=0.1, r_drop=5.0, r_drop_after=100))
+    run = prepare_run(automatic(make_config(), max_minutes=0.1, r_drop=5.0, r_drop_after=after))
     ranks = Ranks(torch.device("cpu"))
     assert complete_config.complete_config(run.config, run.tokenizer, run.data, ranks).training.max_steps
-    assert weights == {5.0}
+    assert weights == ({5.0, 0.0} if after else {5.0})
+
+
+def test_the_speed_without_r_drop_counts_for_the_steps_without_it():
+    first = timing.Timing(timing.Speed(2_000.0), 0.1)
+    later = timing.Timing(timing.Speed(1_000.0, slowdown=2.0), 0.2)
+    assert timing.mean_speed(60.0, 300, first, later) == (1_500.0, 2.0)  # for 30 s each
+    assert timing.mean_speed(20.0, 300, first, later) == (2_000.0, 2.0)
 
 
 @pytest.mark.parametrize(("capturing", "expected"), [((1, 2, 5), 200.0), (range(1, 100), 2.5)])
