@@ -66,7 +66,8 @@ def with_languages(sides: Sequence[FoundText], file: str) -> list[FoundText]:
     codes = languages_of_pair(file)
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
         return found
-    if is_same_language(found[0].seen, codes[1]) or is_same_language(found[1].seen, codes[0]):
+    are_exchanged = is_same_language(found[0].seen, codes[1]) or is_same_language(found[1].seen, codes[0])
+    if are_exchanged and not is_same_language(*codes):
         codes.reverse()
     return [side._replace(named=code) for side, code in zip(found, codes, strict=True)]
 

@@ -191,6 +191,8 @@ def test_languages_of_texts():
     assert [side.language for side in with_languages(texts, "news.fr-de.tsv")] == ["de", "fr"]
     regions = with_languages(texts, "news.fr-CA.en-GB.tsv")
     assert [side.language for side in regions] == ["en-GB", "fr-CA"]
+    variants = with_languages(texts, "news.fr-FR.fr-CA.tsv")
+    assert [side.named for side in variants] == ["fr-FR", "fr-CA"]
     assert choose_sides(with_languages([texts[0]] * 2, ""), NONE, NONE).languages == NONE
     assert identify_language(["我喜欢橙子。"] * 9).code == "zh"
     kikuyu = "Mũndũ o wothe aciaragwo arĩ na wĩyathi, na mwiganania na andũ arĩa angĩ harĩ ũtĩĩku."
