@@ -41,7 +41,9 @@ LEAST_SHARE = 0.02  # of the time, in which steps are measured before a decision
 # Deviations of the end that require a new plan, as shares of the time: after a validation, and at any step.
 # At any step, they must also exceed a share of the time that is left, because later plans can correct them.
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
-WAIT = 1 / 4  # of the time that is left, in which a further plan waits for the next validation
+WAIT = (
+    1 / 4
+)  # of the time that is left, for which a second plan may wait until the next validation is possible
 MEMORY = 1 / 8  # of the time that is left: the time constant of the running mean of the time of a step
 LARGEST_JUMP = 4.0  # limit on the time of a step, relative to the mean, against single outliers
 RECENT = 10  # steps on each side of a validation that tell how fast the machine was at that time
@@ -149,13 +151,14 @@ class Clock:
         return is_new
 
     def _can_wait(self, left: float) -> bool:
-        """Whether there is already a plan in this interval between validations, and the next interval begins
-        before the last one, and before the share `WAIT` of the time that is left has passed."""
-        every, step = self.training.validate_every, self.state.step
-        done, steps = divmod(step - 1, every)
-        is_planned = (self.plans[-1].step - 1) // every == done
-        is_last = step - steps + 1.5 * every > self.plans[-1].total_steps
-        return is_planned and not is_last and (every - steps) * self._seconds_per_step <= WAIT * left
+        """Whether this process has already made a plan in this interval of `validate_every` steps, which is
+        not the last one and ends within the share `WAIT` of the time that is left."""
+        every, step, plan = self.training.validate_every, self.state.step, self.plans[-1]
+        number = (step - 1) // every
+        is_planned = plan.step > self._start and (plan.step - 1) // every == number
+        is_last = (number + 1.5) * every > plan.total_steps  # see `allows_validation`
+        seconds = ((number + 1) * every - step) * self._seconds_per_step
+        return is_planned and not is_last and seconds <= WAIT * left
 
     def adopt(self) -> None:
         """Let all ranks have the new plan of rank 0."""

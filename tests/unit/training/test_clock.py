@@ -118,13 +118,7 @@ def test_a_run_ends_in_time_with_its_rate_down_whatever_the_machine_does(tmp_pat
 
 @pytest.mark.parametrize(
     ("step", "validation"),
-    [
-        changing(1),
-        changing(2),
-        changing(1 / 4),
-        (lambda t: 0.22 if int(7 * t) % 2 == 0 else 0.11, lambda t: 0.6),
-        (lambda t: 20.0 if 0 < t < 0.1 else 0.11, lambda t: 0.6),
-    ],
+    [changing(2), changing(1 / 4), (lambda t: 0.22 if int(7 * t) % 2 == 0 else 0.11, lambda t: 0.6)],
 )
 def test_there_is_one_plan_between_two_validations_if_it_can_wait_for_them(tmp_path, step, validation):
     run = Simulation(tmp_path, step, validation)
