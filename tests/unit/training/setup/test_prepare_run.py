@@ -79,13 +79,13 @@ def test_a_changed_corpus_is_checked_again(make_config, tmp_path, caplog):
         assert (f"checked {len(pairs)} pairs" in caplog.text) == checked
 
 
-@pytest.mark.skipif(find_spec("MeCab") is not None, reason="needs an environment without MeCab")
 def test_a_rank_that_does_not_see_the_run_folder_says_so(make_config, tmp_path):
     description = {"config": make_config().model_dump(mode="json"), "checkpoint": None}
     with pytest.raises(StorageError, match=f"{tmp_path}/run: no such folder; all machines must use the same"):
         open_prepared_run(description)
 
 
+@pytest.mark.skipif(find_spec("MeCab") is not None, reason="needs an environment without MeCab")
 def test_a_missing_dependency_is_reported_before_any_work(mtrain, config_file, tmp_path):
     code, _, err = mtrain("prepare", config_file, "--set", "data.target_lang=ja")
     assert code == 2 and "the BLEU tokenizer ja-mecab is not installed" in err
