@@ -55,6 +55,7 @@ _PIECE = re.compile(r"&nbsp;?|&#(?:x[0-9a-f]+|[0-9]+);?|&\w+;|\s+|[^\s&]+|&", re
 _VALUE_ENDS = re.compile(r"[\s\"']")
 _LONG_NUMBER = re.compile("&#[0-9]{1000,};?")
 _PUNCTUATION = re.compile(r"[^\w\s]")
+_INDENTED = re.compile(r"\n[ \t]{2,}\S")
 _TAG_BEGIN = re.compile("<(?=[a-z/!?])", re.IGNORECASE)
 
 
@@ -197,7 +198,8 @@ class _Text:
 
 class Html:
     """HTML whose `texts` are to be translated. What is between them is kept as it is. HTML without any markup
-    is plain text, also for the clients that send it: its lines are kept, and & is not escaped."""
+    is plain text, also for the clients that send it: unless lines are indented, as in the source of a page,
+    they are kept, and & is escaped only where it would begin a character reference."""
 
     def __init__(self, source: str):
         self.texts: list[str] = []  # without markup; none is empty
@@ -205,6 +207,7 @@ class Html:
         self._texts: list[_Text] = []
         all_units = [*_units(source)]
         self._is_plain = all(unit[0]["text"] for unit, _ in all_units) and _unescape(source) == source
+        self._is_plain = self._is_plain and not _INDENTED.search(source)
         for is_between, group in groupby(all_units, lambda each: _is_block(each[0][0])):
             units, in_pre = zip(*group, strict=True)
             if not is_between and any(token["text"] and _plain(token).strip() for token, *_ in units):

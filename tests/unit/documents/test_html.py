@@ -41,7 +41,7 @@ def test_what_is_not_to_be_translated_is_kept(kept, text):
 @pytest.mark.parametrize(
     ("source", "translation", "expected"),
     [
-        ("One line.\n  Tom & Jerry.\n", "Eine Zeile.\n  Tom & Jerry.", "Eine Zeile.\n  Tom & Jerry.\n"),
+        ("One line.\n\nTom & Jerry.\n", "Eine Zeile.\n\nTom & Jerry.", "Eine Zeile.\n\nTom & Jerry.\n"),
         ("a < b", "a < b, a <b>", "a < b, a &lt;b>"),
         ("AT&T", "AT&T &copy;", "AT&amp;T &amp;copy;"),
     ],
@@ -64,6 +64,7 @@ def translated(html, translate):
         ("a<br>b<hr/>c", ["a", "b", "c"]),
         ("<p>one\n   line &amp; more</p>", ["one line & more"]),
         ("<pre>two\n  lines</pre>", ["two\n  lines"]),
+        ("\nbroken\n   line\n", ["broken line"]),
         ("<div><pre>one\n  two</div><p>three\n   line</p>", ["one\n  two", "three line"]),
         ("<script>if (a < b) f('<p>no</p>')</script><style>p{}</style>yes", ["yes"]),
         ("<pre><code>no\n</code></pre><p><kbd>no</kbd> <b><var>no</var></b></p>x", ["x"]),
