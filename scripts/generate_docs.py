@@ -151,7 +151,7 @@ def values_of(field: dict[str, Any]) -> str:
 
 
 def commands() -> str:
-    """`docs/reference/commands.md`, from the functions that are the commands."""
+    """`docs/reference/commands.md`, from Typer's commands."""
     program: Any = typer.main.get_command(app)
     found = program.commands
     parameters = {name: parameters_of(command) for name, command in found.items()}

@@ -194,7 +194,8 @@ async def _on_error(server: Server, request: Request, error: Exception) -> Respo
 
 
 class _SlashesMerged:
-    """Middleware for clients that append `/translate` to an address that ends in a slash."""
+    """Middleware that reads several slashes as one: clients append `/translate` to any address, also to one
+    that ends in a slash."""
 
     def __init__(self, app: ASGIApp):
         self.app = app

@@ -22,9 +22,9 @@ _ALIASES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's own codes
 # What clients mean by a code, if no code of the models fits it, or several do: the usual script of Chinese
 # in a region, and the usual code for Norwegian.
 _INSTEAD = {
-    **{"zh": ("zh-Hans", "zh-CN"), "zh-CN": ("zh-Hans",), "zh-SG": ("zh-Hans",), "zh-Hans": ("zh-CN",)},
-    **dict.fromkeys(("zh-TW", "zh-HK", "zh-MO"), ("zh-Hant",)),
-    **{"zh-Hant": ("zh-TW",), "pt": ("pt-PT",), "nb": ("no",), "no": ("nb",)},
+    **dict.fromkeys(("zh", "zh-CN", "zh-SG", "zh-Hans"), ("zh-Hans", "zh-CN")),
+    **dict.fromkeys(("zh-TW", "zh-HK", "zh-MO", "zh-Hant"), ("zh-Hant", "zh-TW")),
+    **{"pt": ("pt-PT",), "nb": ("no",), "no": ("nb",)},
 }
 _MOST_TRANSLATORS = 1024  # directions of a multilingual model that are kept ready
 
@@ -88,21 +88,28 @@ def _short_codes(codes: Iterable[str], known: Collection[str]) -> dict[str, str]
 
     def short(code: str) -> str:
         base = base_language(code)
-        if "_" not in code and find_language(code) is None:  # the user's own name
-            return code
+        if "_" not in code and (find_language(code) is None or ("-" in code and base in full)):
+            return full[code]  # the user's own name, or a region that differs from a model without one
         return base if bases[base] == 1 and variants[base] < 2 else full[code]
 
     return {short(code): code for code in own}
 
 
+def _standard(code: str) -> str:
+    """The usual code for a language, by the code or the name that a client uses."""
+    return _ALIASES.get(code.lower()) or find_language(code) or code
+
+
 def _find_code(code: str, known: Collection[str]) -> str:
     """As `find_code`, also for names of languages, and for codes that clients use although a model has
     another one. Raises UsageError if no code or several codes fit."""
-    code = _ALIASES.get(code.lower()) or find_language(code) or code
+    if code in known:
+        return code
+    code = _standard(code)
     try:
         return find_code(code, known)
     except UsageError:
-        for other in _INSTEAD.get(code, ()):
+        for other in _INSTEAD.get("-".join(code.split("-")[:2]), ()):
             if other in known:
                 return other
         raise
@@ -147,7 +154,7 @@ class Models:
 
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
-        if name_different_scripts(*(find_language(code) or code for code in (source, target))):
+        if name_different_scripts(_standard(source), _standard(target)):
             return False
         with suppress(UsageError):  # one fits no code, or several
             return _find_code(source, self.codes) == _find_code(target, self.codes)

@@ -79,7 +79,7 @@ def _fields_of(form: FormData) -> dict[str, Any]:
 def text_of(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
     """A field with a name. Raises HTTPException if it is too long, or if it is missing and there is no
     default."""
-    value = fields.get(name) or default
+    value = default if (given := fields.get(name)) in (None, "") else given
     if not isinstance(value, str) or not value:
         raise HTTPException(400, f"Invalid request: missing {name} parameter")
     if len(value) > _LONGEST_NAME:
@@ -104,7 +104,9 @@ def require_origin(request: Request, origins: Collection[str]) -> None:
     this, any page could send forms, whose answers only CORS keeps from it. Extensions, which the user has
     installed, may ask; their origin differs between installations."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if re.match("(chrome|moz|safari-web)-extension://", origin or ""):
+    if re.match("(moz|safari-web)-extension://", origin or ""):
+        return  # extensions of Chromium that may reach this address have the site "none", or no site
+    if re.match("chrome-extension://", origin or "") and site is None:
         return
     if site is None and origin and origin.partition("://")[2] != request.headers.get("host"):
         site = "cross-site"  # browsers do not name the site to servers without HTTPS, except on loopback

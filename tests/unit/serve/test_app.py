@@ -213,6 +213,7 @@ def test_only_the_last_translated_files_are_kept(client, monkeypatch):
         ({"q": ["x", 1], **TRANSLATE}, "text, or a list of texts, is missing"),
         ({"q": "x", "source": "en", "target": "fr"}, "language fr: the model has no such language"),
         ({"q": "x", "source": "\ud800", "target": "de"}, "language \ufffd"),
+        ({"q": "x", "source": 0, "target": "de"}, "missing source parameter"),
         ({"q": "x", **TRANSLATE, "alternatives": "many"}, "alternatives must be a number"),
         ({"q": "x", **TRANSLATE, "format": "pdf"}, "format must be text or html"),
     ],
@@ -445,6 +446,7 @@ def test_pages_of_some_origins_may_ask(client):
         (None, "null", 403),
         ("none", "chrome-extension://abc", 200),
         (None, "chrome-extension://abc", 200),
+        ("cross-site", "chrome-extension://abc", 403),
         ("cross-site", "moz-extension://abc", 200),
         ("cross-site", "https://moz-extension", 403),
     ):

@@ -70,6 +70,13 @@ def test_codes_of_a_multilingual_model_have_short_names():
         ("zt", ("zh-CN", "zh-TW"), "zh-TW"),
         ("zh-Hans", ("zh-CN", "zh-TW"), "zh-CN"),
         ("zh-Hant", ("zh-CN", "zh-TW"), "zh-TW"),
+        ("zh-HK", ("zh-CN", "zh-TW"), "zh-TW"),
+        ("zh-SG", ("zh-CN", "zh-TW"), "zh-CN"),
+        ("zh-Hant-HK", ("zh-CN", "zh-TW"), "zh-TW"),
+        ("zh-TW", ("zh", "zh-TW"), "zh-TW"),
+        ("zt", ("zh", "zt"), "zt"),
+        ("pb", ("pb",), "pb"),
+        ("pt-BR", ("pt", "pt-BR"), "pt-BR"),
         ("pb", ("pt-PT", "pt-BR"), "pt-BR"),
         ("pt", ("pt-PT", "pt-BR"), "pt-PT"),
         ("pb", ("pt",), "pt"),
@@ -168,6 +175,7 @@ def test_a_text_in_the_target_language_is_recognized():
     plain = Models([model("a", "en", "zh")])
     assert plain.is_same("zh-Hant", "zh") and not plain.is_same("zh-Hant", "zh-Hans")
     assert longer.is_same("deu", "deu") and longer.is_same("de", "deu") and not longer.is_same("eng", "deu")
+    assert plain.is_same("zt", "zh") and not plain.is_same("zt", "zh-Hans")
     assert models.is_same("fr", "fr-CA") and not models.is_same("en", "fr-CA")
 
 
