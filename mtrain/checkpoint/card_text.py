@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from mtrain.checkpoint.model_info import Ancestor, Description, Origin
-from mtrain.config.languages import base_language
+from mtrain.config.languages import argos_code, base_language
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.duration import format_duration
 from mtrain.templates import load_templates
@@ -138,7 +138,7 @@ def model_usage(model: Description) -> str:
 
 def argos_package(config: ModelFolderConfig) -> str:
     """The name of a package for Argos Translate, without the extension."""
-    return f"translate-{base_language(config.source_lang)}_{base_language(config.target_lang)}"
+    return f"translate-{argos_code(config.source_lang)}_{argos_code(config.target_lang)}"
 
 
 def _render(template: str, model: Description, **facts: object) -> str:
@@ -150,7 +150,7 @@ def _render(template: str, model: Description, **facts: object) -> str:
         inline=_inline,
         code=_code,
         one_line=_one_line,
-        language=base_language,
+        argos_code=argos_code,
         number=_number,
         duration=format_duration,
     )

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mtrain.config.language_names import common_language
+from mtrain.config.language_names import common_language, find_language
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _BLEU_TOKENIZERS = {**dict.fromkeys(("zh", "lzh", "wuu", "yue"), "zh"), "ja": "j
 _WITHOUT_SPACES = {"CJK", "KHMER", "LAO", "MYANMAR", "THAI", "TIBETAN"}
 _RIGHT_TO_LEFT = {"ADLAM", "ARABIC", "HEBREW", "NKO", "THAANA"}
 _ALWAYS = ("zh", "ja", "ko")  # languages whose BLEU has always had a tokenizer of its own
+# Codes that only Argos Translate and LibreTranslate have, and those of others, the usual one first.
+ARGOS_CODES = {"zt": ("zh-Hant", "zh-TW", "zh-HK", "zh-MO"), "pb": ("pt-BR",)}
 _TAG = re.compile(r"(?:<[^<>]+> )?<2([^<>]+)> ?")  # at the beginning of a source; see `Direction.tag`
 
 
@@ -68,6 +70,13 @@ def base_language(code: str) -> str:
     `zh`, `zh-TW`, `zh_CN` and `zho_Hans`."""
     language = code.lower().replace("_", "-").partition("-")[0]
     return language if len(language) == 2 else common_language(language) or language
+
+
+def argos_code(code: str) -> str:
+    """The code of a language in Argos Translate and LibreTranslate, without most scripts and regions."""
+    standard = find_language(code) or code
+    own = (own for own, codes in ARGOS_CODES.items() if "-".join(standard.split("-")[:2]) in codes)
+    return next(own, base_language(code))
 
 
 def is_same_language(one: str | None, other: str | None) -> bool:

@@ -3,17 +3,19 @@ LibreTranslate: a CTranslate2 model, a SentencePiece model and a description in 
 
 import json
 import zipfile
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 from mtrain.checkpoint.card_text import argos_package
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.language_names import language_name
-from mtrain.config.languages import base_language
+from mtrain.config.languages import argos_code
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.storage.atomic import write_text
 from mtrain.storage.manifest import CARD, INFO
+from mtrain.tokenizer.vocabulary import SPACE
 
 _MODEL = "model"
 
@@ -30,12 +32,19 @@ def write_argos(loaded: LoadedModel, folder: Path, quantization: str | None) -> 
     described = {
         # Greater than the versions of public packages, which would otherwise replace this one in an update.
         "package_version": f"{date.today():%Y.%m.%d}",
-        "argos_version": "1.9.0",  # the first version that reads byte pieces
-        **{f"{side}_code": base_language(language) for side, language in sides.items()},
+        "argos_version": "1.10.0",  # the first version that reads byte pieces, and needs no package of Stanza
+        **{f"{side}_code": argos_code(language) for side, language in sides.items()},
         **{f"{side}_name": language_name(language) for side, language in sides.items()},
     }
     write_text(folder / "metadata.json", json.dumps(described, indent=1) + "\n")
     return model
+
+
+def decode_argos(loaded: LoadedModel) -> Callable[[list[int]], str]:
+    """How Argos Translate decodes target ids: with the SentencePiece model of the source, which leaves pieces
+    that it does not know as they are."""
+    source, target = loaded.tokenizer.source.processor, loaded.tokenizer.target.pieces
+    return lambda ids: source.decode_pieces([target[i] for i in ids]).replace(SPACE, " ")
 
 
 def pack_argos(config: ModelFolderConfig, folder: Path) -> None:

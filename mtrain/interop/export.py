@@ -11,7 +11,7 @@ from mtrain.checkpoint.model_info import ExportInfo, model_folder_of
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
-from mtrain.interop.argos import pack_argos, write_argos
+from mtrain.interop.argos import decode_argos, pack_argos, write_argos
 from mtrain.interop.bergamot.engine import compare_with_engine, find_engine
 from mtrain.interop.bergamot.write import name_for_firefox, write_bergamot
 from mtrain.interop.ctranslate2 import write_ctranslate2
@@ -65,6 +65,7 @@ def export_model(
     def fill(temporary: Path) -> None:
         if format == "argos":
             exported = open_ctranslate2(write_argos(loaded, temporary, quantization), loaded, quantization)
+            exported = exported._replace(decode=decode_argos(loaded))
         elif format == "ctranslate2":
             write_ctranslate2(loaded, temporary, quantization)
             exported = open_ctranslate2(temporary, loaded, quantization)

@@ -48,7 +48,7 @@ def unsupported_reason(config: Config | ModelFolderConfig, format: Format) -> st
         direction = config.data.direction if isinstance(config, Config) else config.direction
         if unknown := [code for code in direction if find_language(code) is None]:
             return f"both languages must have codes of ISO 639, and {unknown[0]} is not one"
-        return None if config.tokenizer.joint else "tokenizer.joint must be true, for one vocabulary"
+        return None
     if tags.startswith("codes") != (format == "m2m_100"):
         with_codes = "models imported from M2M-100 or NLLB-200, which have codes of languages"
         return f"it is {'only' if format == 'm2m_100' else 'not'} for {with_codes}"
@@ -85,8 +85,10 @@ def unsupported_tokenizer(tokenizer: Tokenizer, format: Format) -> str | None:
     """Why a concrete format does not support a tokenizer; None if it does. CTranslate2 supports all."""
     sides = tokenizer.source, tokenizer.target
     models = {each.processor.serialized_model_proto() for each in sides}
-    if format in ("argos", "pegasus") and len(models) > 1:
+    if format == "pegasus" and len(models) > 1:
         return "its tokenizer has a SentencePiece model for each language"
+    if format == "argos" and tokenizer.source.marian_tags:
+        return "Argos Translate cannot begin a text with a tag such as " + tokenizer.source.marian_tags[0]
     if format == "bergamot" and not all(map(_has_own_ids, sides)):
         return "its token ids (vocab.json) are not those of its SentencePiece model"
     return None

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config.language_names import find_language, language_name
-from mtrain.config.languages import base_language, find_code, name_different_scripts, names_in_tags
+from mtrain.config.languages import (
+    ARGOS_CODES,
+    base_language,
+    find_code,
+    name_different_scripts,
+    names_in_tags,
+)
 from mtrain.data.text.identify_language import EXTRA, detect_languages
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 
 _ALMOST_CERTAIN, _LEAST_LIKELY = 0.9, 0.1  # probabilities of languages
-_ALIASES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's own codes
 # What clients mean by a code, if no code of the models fits it, or several do: the usual script of Chinese
 # in a region, and the usual code for Norwegian.
 _INSTEAD = {
@@ -97,7 +102,8 @@ def _short_codes(codes: Iterable[str], known: Collection[str]) -> dict[str, str]
 
 def _standard(code: str) -> str:
     """The usual code for a language, by the code or the name that a client uses."""
-    return _ALIASES.get(code.lower()) or find_language(code) or code
+    own = ARGOS_CODES.get(code.lower())
+    return own[0] if own else find_language(code) or code
 
 
 def _find_code(code: str, known: Collection[str]) -> str:

@@ -11,6 +11,7 @@ import pytest
 import sentencepiece
 import yaml
 
+from mtrain.config.languages import argos_code
 from mtrain.data.reading.files import toy_pairs
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import one_line
@@ -50,7 +51,7 @@ def test_a_package_contains_what_argos_translate_reads(ctranslate2, mtrain, run_
     described = json.loads((folder / "metadata.json").read_text("ascii"))
     assert described.pop("package_version") >= "2026.11.01"
     names = {"from_code": "en", "from_name": "English", "to_code": "de", "to_name": "German"}
-    assert described == {"argos_version": "1.9.0", **names}
+    assert described == {"argos_version": "1.10.0", **names}
     card = (folder / "README.md").read_text("utf-8")
     assert 'install_from_path("translate-en_de.argosmodel")' in card
     assert {file.name for file in package.parent.iterdir()} == {
@@ -61,6 +62,41 @@ def test_a_package_contains_what_argos_translate_reads(ctranslate2, mtrain, run_
     plain = by_ctranslate2(ctranslate2, tmp_path / "plain", tmp_path / "plain/joint.model", SOURCES)
     assert by_ctranslate2(ctranslate2, folder / "model", folder / "sentencepiece.model", SOURCES) == plain
     assert "Es regnet." in plain
+
+
+def test_a_package_with_a_vocabulary_for_each_language_has_that_of_the_source(
+    ctranslate2, mtrain, tokenizers, tmp_path
+):
+    """Argos Translate also decodes with it. OPUS-MT has such vocabularies."""
+    model = random_model(tmp_path / "model", tokenizers[False], tie_embeddings="none")
+    code, out, _ = mtrain("export", model, tmp_path / "out", "--format", "argos")
+    assert code == 0 and "16 translations identical (greedy)" in out
+    with zipfile.ZipFile(tmp_path / "out/translate-en_fr.argosmodel") as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / "translate-en_fr"
+    assert (folder / "sentencepiece.model").read_bytes() == (model / "tokenizer/source.model").read_bytes()
+    source, target = (
+        sentencepiece.SentencePieceProcessor(str(model / f"tokenizer/{side}.model"))
+        for side in ("source", "target")
+    )
+    rows = source.encode(SOURCES, out_type=str)
+    found = ctranslate2.Translator(str(folder / "model"), compute_type="float32").translate_batch(
+        rows, **SETTINGS
+    )
+    pieces = [each.hypotheses[0] for each in found]
+    decoded = [source.decode_pieces(row).replace("\u2581", " ").strip() for row in pieces]
+    assert decoded == [target.decode_pieces(row).strip() for row in pieces] and any(decoded)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        *(("zh-Hant", "zt"), ("zh_TW", "zt"), ("zho_Hant", "zt"), ("zh-Hans", "zh"), ("zh", "zh")),
+        *(("pt-BR", "pb"), ("pt_BR", "pb"), ("pt-PT", "pt"), ("deu_Latn", "de"), ("de-AT", "de")),
+    ],
+)
+def test_codes_are_those_of_argos_translate(code, expected):
+    assert argos_code(code) == expected
 
 
 @pytest.mark.slow
@@ -85,7 +121,6 @@ def test_argos_translate_translates_100_lines_as_ctranslate2(ctranslate2, packag
 @pytest.mark.parametrize(
     ("joint", "changes", "message"),
     [
-        (False, {"tokenizer": {"joint": False}}, "tokenizer.joint must be true"),
         (True, {"language_tags": "target"}, "language_tags must be none"),
         (
             True,
