@@ -16,7 +16,9 @@ from mtrain.storage.manifest import read_json
 SENTENCEPIECE = "sentencepiece.bpe.model"  # of all tokenizers but Marian's
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
 _FILES += ["source.spm", "target.spm", SENTENCEPIECE, "tokenizer.json", "special_tokens_map.json"]
-_FILES += ["added_tokens.json", "README.md"]
+_FILES += ["added_tokens.json", "tokenization_*.py", "README.md"]
+_OF_MARIAN = ["*.npz", "model*.bin*", "*.spm", "*vocab*.yml", "model_info.json"]  # of the program
+_MODEL_TYPES = ("marian", "m2m_100", "pegasus")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _POINTER = b"version https://git-lfs"  # the beginning of a file that Git LFS has not fetched
@@ -27,17 +29,25 @@ def source_folder(source: str) -> Path:
     """A local folder, or a downloaded copy of a model on the Hugging Face Hub. Raises ModelError."""
     if source and (local := path_of(source)).exists():
         if not local.is_dir():
-            raise ModelError(f"{source}: not a folder")
+            is_archive = local.suffix in (".zip", ".argosmodel", ".gz")
+            raise ModelError(f"{source}: not a folder" + "; unpack it, and give the folder" * is_archive)
         return local
     from huggingface_hub import snapshot_download
 
+    def fetch(*names: str) -> Path:
+        return Path(snapshot_download(source, allow_patterns=[*_FILES, *names]))
+
     try:
+        folder = fetch()
+        if not (folder / "config.json").exists():
+            return fetch(*_OF_MARIAN)
+        read_config(folder)  # before the weights, which take long
         for name in WEIGHTS:
-            shards = f"{Path(name).stem}-*{Path(name).suffix}"
-            wanted = [*_FILES, name, name + _INDEX, shards]
-            folder = Path(snapshot_download(source, allow_patterns=wanted))
+            fetch(name, name + _INDEX, f"{Path(name).stem}-*{Path(name).suffix}")
             if (folder / name).exists() or (folder / (name + _INDEX)).exists():
                 break
+    except ModelError:
+        raise
     except Exception as error:  # huggingface_hub and its network library raise many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         problem = "no such folder, and not available from the Hugging Face Hub"
@@ -59,6 +69,15 @@ def read_object(file: Path, optional: bool = False, most: int | None = MAX_JSON_
     if not isinstance(value, dict):
         raise ModelError(f"{file}: expected a JSON object")
     return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model of a supported type. Raises ModelError."""
+    config = read_object(folder / "config.json")
+    if config.get("model_type") not in _MODEL_TYPES:
+        known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
+        raise ModelError(f"{folder}: {known}; model_type in config.json is {config.get('model_type')!r}")
+    return config
 
 
 def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:

@@ -21,9 +21,9 @@ from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
 from mtrain.interop.bergamot.read import convert_native, native_weights
 from mtrain.interop.generation_config import decoding_from_generation
-from mtrain.interop.huggingface import read_object, read_weights, source_folder
+from mtrain.interop.huggingface import read_config, read_object, read_weights, source_folder
 from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer, take_tokenizer, write_languages
-from mtrain.interop.marian import FIXED, architecture, take_marian_tokenizer, with_defaults
+from mtrain.interop.marian import architecture, take_marian_tokenizer, with_defaults
 from mtrain.interop.marian_tensors import EMBEDDINGS, from_transformers, positions_in, without_last_token
 from mtrain.paths import path_of
 from mtrain.regular_files import MAX_JSON_BYTES, read_file
@@ -75,11 +75,7 @@ def _convert(
     folder: Path, into: Path, source: str
 ) -> tuple[dict[str, Tensor], ModelFolderConfig, ImportedTokenizer]:
     """Like `convert_native`, for a model of Transformers in a folder."""
-    config = read_object(folder / "config.json")
-    if config.get("model_type") not in [*FIXED]:  # it may be a list
-        known = "neither a MarianMT, M2M-100 or NLLB-200 model, nor a Pegasus model of mtrain"
-        raise ModelError(f"{folder}: {known}; model_type in config.json is {config.get('model_type')!r}")
-    config = with_defaults(config)
+    config = with_defaults(read_config(folder))
     names = read_object(folder / "tokenizer_config.json", optional=True)
     file, theirs = read_weights(folder)
     if config["model_type"] == "m2m_100":

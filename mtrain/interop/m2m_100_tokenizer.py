@@ -53,6 +53,8 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     names = read_object(folder / "tokenizer_config.json", optional=True)
     if (kind := names.get("tokenizer_class", _CLASSES[0])) not in _CLASSES:
         raise ModelError(f"{folder}: unsupported: tokenizer_class: {kind!r}; known: {', '.join(_CLASSES)}")
+    if code := [*names.get("auto_map", ()), *sorted(file.name for file in folder.glob("tokenization_*.py"))]:
+        raise ModelError(f"{folder}: unsupported: has code of its own for its tokenizer: {code[0]}")
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
     if (file := folder / SENTENCEPIECE).is_file():

@@ -2,6 +2,7 @@
 in OPUS-MT (`source.spm`, `target.spm` and `*vocab.yml`), or SentencePiece models alone, as in Bergamot."""
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ from mtrain.storage.atomic import write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary, load_model_file
 
+log = logging.getLogger(__name__)
+
 _SIDES = ({"source", "src"}, {"target", "trg", "tgt"})  # in the names of vocabularies
 _MAX_LENGTH = 512  # tokens; Marian does not store the limit
 _MAX_VOCABULARY = 2**26  # bytes of a vocabulary in YAML
@@ -45,8 +48,10 @@ def native_weights(folder: Path) -> Path | None:
         names = ", ".join(file.name for file in found)
         cure = "give a folder with one of them and the vocabularies"
         raise ModelError(f"{folder}: contains several models: {names}; {cure}")
-    if not found and (compressed := sorted(folder.glob("model*.bin.gz"))):
-        raise ModelError(f"{compressed[0]}: is compressed, as for Firefox; decompress the files with gunzip")
+    for ending, program in ((".gz", "gunzip"), (".zst", "unzstd")):
+        if not found and (compressed := sorted(folder.glob(f"model*.bin{ending}"))):
+            cure = f"decompress the files with {program}"
+            raise ModelError(f"{compressed[0]}: is compressed, as for Firefox; {cure}")
     return found[0] if found else None
 
 
@@ -130,6 +135,9 @@ def _take_vocabularies(folder: Path, into: Path, rows: Sequence[int], zeros: Seq
     mappings = [_read_ids(file) for file in listed] or [_ids_of(model) for model in models]
     prefixes = [""] if len(mappings) == 1 else ["source_", "target_"]
     for prefix, ids, count in zip(prefixes, mappings, rows, strict=False):
+        if not listed and len(ids) < count:
+            missing = f"{count - len(ids)} of its {count} tokens are not in its SentencePiece model"
+            log.warning("%s: %s; tags such as >>deu<< need the *vocab.yml of the model", folder, missing)
         contents = json.dumps(ids | {"<pad>": count}, ensure_ascii=False)
         write_text(into / f"{prefix}vocab.json", contents)
     return Tokenizer(into)

@@ -156,6 +156,12 @@ def test_each_part_of_a_long_text_keeps_the_tag(source):
     )
 
 
+def test_a_model_with_tags_is_not_exported_for_argos_translate(source, mtrain, tmp_path):
+    imported(source)
+    code, _, err = mtrain("export", source.with_name("out"), tmp_path / "argos", "--format", "argos")
+    assert code == 4 and "cannot begin a text with a tag such as >>" in one_line(err)
+
+
 def test_special_tokens_in_a_text_are_never_encoded_as_such(tmp_path):
     """SentencePiece may return such a text as one token, because it does not know the characters."""
     write_tokenizer(tmp_path)
@@ -423,8 +429,9 @@ def test_nothing_is_overwritten(mtrain, source, tmp_path, monkeypatch):
 def test_mistakes_on_the_command_line_are_reported_in_one_line(mtrain, source, tmp_path, monkeypatch):
     code, _, err = mtrain("import", source, tmp_path / "out", "--set", "model.heads=2")
     assert code == 2 and "only decoding.*, source_lang and target_lang can be set" in one_line(err)
-    code, _, err = mtrain("import", source / "config.json", tmp_path / "out")
-    assert code == 4 and "not a folder" in one_line(err)
+    (tmp_path / "opus.zip").touch()
+    code, _, err = mtrain("import", tmp_path / "opus.zip", tmp_path / "out")
+    assert code == 4 and "not a folder; unpack it, and give the folder" in one_line(err)
 
     def unreachable(*_: object, **__: object) -> str:
         raise OSError("no route to the hub\nby any way")
@@ -438,13 +445,25 @@ def test_a_model_name_is_downloaded_from_the_hub(source, tmp_path, monkeypatch):
     asked = []
 
     def fetched(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, "model.safetensors" in allow_patterns, "pytorch_model.bin" in allow_patterns))
+        assert name == "Helsinki-NLP/opus-mt-xx-yy"
+        names = ("model.safetensors", "pytorch_model.bin", "*.npz")
+        asked.append([each for each in names if each in allow_patterns])
         return str(source)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
     as_bin(source)
     import_model("Helsinki-NLP/opus-mt-xx-yy", tmp_path / "out")
-    assert asked == [("Helsinki-NLP/opus-mt-xx-yy", True, False), ("Helsinki-NLP/opus-mt-xx-yy", False, True)]
+    assert asked == [[], ["model.safetensors"], ["pytorch_model.bin"]]
+    asked.clear()
+    edited(source / "config.json", model_type="t5")
+    with pytest.raises(ModelError, match="neither a MarianMT"):
+        import_model("Helsinki-NLP/opus-mt-xx-yy", tmp_path / "other")
+    assert asked == [[]]  # no weights
+    asked.clear()
+    (source / "config.json").unlink()  # a model of the program Marian
+    with pytest.raises(ModelError):
+        import_model("Helsinki-NLP/opus-mt-xx-yy", tmp_path / "other")
+    assert asked == [[], ["*.npz"]]
 
 
 def test_an_override_out_of_range_is_a_usage_error(source):

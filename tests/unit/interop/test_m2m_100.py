@@ -650,6 +650,10 @@ def test_files_without_what_is_needed_are_errors(nllb, tmp_path):
     with pytest.raises(ModelError, match="unsupported: tokenizer_class: 'SMALL100Tokenizer'"):
         import_model(str(nllb), tmp_path / "out")
     edit(nllb / "tokenizer_config.json", tokenizer_class="NllbTokenizerFast")
+    (nllb / "tokenization_small100.py").touch()
+    with pytest.raises(ModelError, match=r"has code of its own for its tokenizer: tokenization_small100\.py"):
+        import_model(str(nllb), tmp_path / "custom")
+    (nllb / "tokenization_small100.py").unlink()
     edit(nllb / "config.json", vocab_size=300)
     with pytest.raises(ModelError, match=r"vocab_size of config\.json is 300, but embeddings have"):
         import_model(str(nllb), tmp_path / "out")
