@@ -136,4 +136,5 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:
-    write_text(file, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    # In ASCII: Transformers 4 reads some files in the encoding of the system.
+    write_text(file, json.dumps(value, indent=1) + "\n")
