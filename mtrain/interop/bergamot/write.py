@@ -97,13 +97,13 @@ def _write_settings(loaded: LoadedModel, folder: Path, int8: bool) -> None:
     (folder / CONFIG).write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
     source, target = map(base_language, languages_of(config))
     described = {
-        "shortName": f"{source}-{target}-mtrain",
+        "shortName": "-".join([*languages_of(config), "mtrain"]),  # a model of the same name is replaced
         "modelName": f"{language_name(source)}-{language_name(target)} mtrain",
         "src": language_name(source),
         "trg": language_name(target),
         "srcTags": {source: language_name(source)},
         "trgTag": target,
-        "type": "mtrain",
+        "type": "tiny",  # the type that translateLocally prefers for web pages
         "version": 1,
         "API": 1,
     }

@@ -164,6 +164,17 @@ def test_a_model_of_marian_is_imported_with_equal_probabilities(model_of, tmp_pa
         assert summary.startswith("8 sentences: 8 translations identical (greedy)")
 
 
+def test_tokens_that_no_file_has_are_logged(model_of, tmp_path, caplog):
+    """In models with several target languages, these are their tags."""
+    arrays, _ = read_binary(exported(model_of(JOINT)) / "model.bin")
+    table, bias = arrays["Wemb"], arrays["decoder_ff_logit_out_b"]
+    wider = {"Wemb": np.concatenate([table, table[-1:]])}
+    wider["decoder_ff_logit_out_b"] = np.concatenate([bias, bias[:, -1:]], axis=1)
+    folder = marian_folder(model_of(JOINT), tmp_path / "marian", {}, **wider)
+    import_model(str(folder), tmp_path / "back")
+    assert "tokens are not in its SentencePiece model; tags such as >>deu<< need" in caplog.text
+
+
 def test_an_export_is_imported_with_the_same_vocabulary(model_of, tmp_path):
     import_model(str(exported(model_of(JOINT))), tmp_path / "back")
     loaded, back = load_model(model_of(JOINT)), load_model(tmp_path / "back")
@@ -198,6 +209,7 @@ def test_the_folder_is_what_translatelocally_reads(model_of):
     assert settings["gemm-precision"] == "float32" and settings["max-length-break"] == 64
     described = json.loads((folder / "model_info.json").read_text())
     assert described["shortName"] == "en-fr-mtrain" and described["srcTags"] == {"en": "English"}
+    assert described["type"] == "tiny"  # others are not used for web pages if there is a public one
     assert "translateLocally" in (folder / "README.md").read_text()
     settings = yaml.safe_load((exported(model_of(SEPARATE)) / "config.intgemm8bitalpha.yml").read_text())
     assert settings["vocabs"] == ["srcvocab.spm", "trgvocab.spm"]
