@@ -43,6 +43,11 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def count_unused_gpus(device: torch.device) -> int:
+    """The number of CUDA devices that a single process leaves unused, unless the user has chosen one."""
+    return torch.accelerator.device_count() - 1 if device == torch.device("cuda") else 0
+
+
 def find_accelerator() -> str:
     """The kind of device that `auto` stands for: `cuda`, `mps` or `xpu` if this build of PyTorch supports it
     and there is one, otherwise `cpu`. No build supports several kinds."""

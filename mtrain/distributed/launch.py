@@ -51,7 +51,10 @@ def require_repeatable(uses_streams: bool, cure: str) -> None:
 
 
 def require_complete_launch() -> None:
-    """Raise DistributedError if the environment has some of torchrun's variables, but not all of them."""
+    """Raise DistributedError if the environment has some of torchrun's variables, but not all of them, and
+    there are several processes. Systems such as Kubeflow set some for a single process, too."""
+    if os.environ.get("WORLD_SIZE") == "1":
+        return
     found = [name for name in _REQUIRED if name in os.environ]
     missing = ", ".join(name for name in _REQUIRED if name not in os.environ)
     if found and missing:
@@ -61,12 +64,14 @@ def require_complete_launch() -> None:
         )
 
 
-def require_torchrun_in_slurm() -> None:
-    """Raise DistributedError if Slurm's `srun` has started several processes without torchrun. They would all
-    use the same run folder."""
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
-    if tasks not in ("", "1") and "RANK" not in os.environ:
-        raise DistributedError(
-            f"srun has started {tasks} processes that do not know of each other; start one torchrun on each "
-            "node with srun --ntasks-per-node 1"
-        )
+def require_torchrun() -> None:
+    """Raise DistributedError if Slurm's `srun`, or the `mpirun` of Open MPI, MPICH or Intel MPI, has started
+    several processes without torchrun. They would all use the same run folder."""
+    cures = {"srun": "--ntasks-per-node 1", "mpirun": "-npernode 1 or -ppn 1"}
+    counts = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun"}
+    for variable, program in counts.items():
+        if (tasks := os.environ.get(variable, "")) not in ("", "1") and "RANK" not in os.environ:
+            problem = f"{program} has started {tasks} processes that do not know of each other"
+            raise DistributedError(
+                f"{problem}; start one torchrun on each node with {program} {cures[program]}"
+            )

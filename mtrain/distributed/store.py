@@ -255,4 +255,7 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def _first_line(error: object) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error and, of NCCL's, the one that tells the reason."""
+    first, *others = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    reason = others[others.index("Last error:") + 1 :][:1] if "Last error:" in others else []
+    return ": ".join([first, *reason])

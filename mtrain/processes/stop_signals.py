@@ -29,11 +29,11 @@ def handle_stop_signals(handler: Handler, even_ignored: Container[int] = ()) -> 
 
 class StopSignal:
     """Records a signal that stops the command, so that training stops after the current step. A second signal
-    is handled by `second` or, by default, as before, except for signals that are sent repeatedly."""
+    is handled by `second` or, by default, as before, unless it is `repeated`: such signals are ignored."""
 
-    def __init__(self, second: Handler | None = None) -> None:
+    def __init__(self, second: Handler | None = None, repeated: Container[int] = REPEATED) -> None:
         self.received: signal.Signals | None = None
-        self.second = second
+        self.second, self.repeated = second, repeated
 
     def __enter__(self) -> Self:
         # Shells start background processes with SIGINT ignored.
@@ -44,9 +44,9 @@ class StopSignal:
         if self.received is None:
             self.received = signal.Signals(number)
             for other, handler in self.previous.items():
-                if other not in REPEATED:
+                if other not in self.repeated:
                     signal.signal(other, self.second or handler)
-        elif self.second and number not in REPEATED:  # its handler was about to be replaced
+        elif self.second and number not in self.repeated:  # its handler was about to be replaced
             self.second(number, frame)
 
     def __exit__(self, *_: object) -> None:

@@ -8,12 +8,12 @@ from mtrain.config.schema import Config
 from mtrain.data.preparing.inputs import check_corpora
 from mtrain.data.store.folder import DataFolder
 from mtrain.device import keep_freed_memory, limit_onednn_cache, resolve_device
-from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
+from mtrain.distributed.launch import read_launch, require_torchrun
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import Interrupted
 from mtrain.kernels.reproducible import fix_workspaces
-from mtrain.processes.stop_signals import Handler, StopSignal
+from mtrain.processes.stop_signals import REPEATED, STOP_SIGNALS, Handler, StopSignal
 from mtrain.runs.json_records import leaves
 from mtrain.training.loop import train
 from mtrain.training.setup.complete import assumed_speed_of, complete_config
@@ -38,11 +38,12 @@ def fit(
     folder without checkpoints; a path resumes from that checkpoint. When torchrun restarts the processes, it
     is always `auto`.
     With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch.
-    `on_second_signal` handles a second stop signal; by default, the handler that was set before does.
+    `on_second_signal` handles a second stop signal; by default, the handler that was set before does. Among
+    several ranks, further signals are ignored.
 
     Raises the errors of `mtrain.errors`; Interrupted after a stop signal, once the state is saved.
     """
-    require_torchrun_in_slurm()
+    require_torchrun()
     fix_workspaces()
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
@@ -60,7 +61,9 @@ def fit(
         require_metrics(config)
         with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
             trainer = make_trainer(config, resume, device, allow_data_change, ranks, folder)
-            with StopSignal(on_second_signal) as stop:
+            # torchrun forwards what the system sends to all processes. It kills those that take long.
+            repeated = STOP_SIGNALS if ranks.size > 1 else REPEATED
+            with StopSignal(on_second_signal, repeated) as stop:
                 train(trainer, stop)
             if stop.received is not None:  # in the last validation
                 raise Interrupted(f"stopped by {stop.received.name}; training has finished", stop.received)

@@ -13,7 +13,7 @@ from mtrain.config.sections.training import ENDING_AT_ZERO
 from mtrain.data.epochs.batching import Division
 from mtrain.data.epochs.loader import Loader, StepInput
 from mtrain.data.epochs.windows import Window, WindowPlanner
-from mtrain.device import resolve_precision
+from mtrain.device import count_unused_gpus, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.interop.formats import describe_exports
 from mtrain.model.build import AnyModel, build_model
@@ -129,6 +129,9 @@ class Trainer:
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
         architecture = self.model.config
         log.info("device: %s", self.arithmetic)
+        if self.ranks.size == 1 and (unused := count_unused_gpus(self.ranks.device)):
+            command = f"torchrun --nproc-per-node {unused + 1} -m mtrain fit CONFIG"
+            log.info("%d more GPUs of this machine are not used; to use all, run `%s`", unused, command)
         sizes = f"{parameters / 1e6:.2f} million parameters ({frozen / 1e6:.2f} frozen)"
         log.info("model: %s, vocabulary size %d", sizes, architecture.target_vocab_size)
         if not architecture.is_classifier:

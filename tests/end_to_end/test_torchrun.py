@@ -24,11 +24,14 @@ def wait_for_steps(run: Path, steps: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_to_torchrun_ends_the_run_after_a_save(tmp_path, name):
+@pytest.mark.parametrize(("name", "to_all"), [("SIGTERM", False), ("SIGTERM", True), ("SIGHUP", False)])
+def test_a_signal_to_torchrun_ends_the_run_after_a_save(tmp_path, name, to_all):
+    """Systems that shut down, and systemd, send it to all processes."""
     run = tmp_path / "run"
     command = Command(run, 10**6)
     wait_for_steps(run, 5)
+    for rank in command.ranks().values() if to_all else ():
+        os.kill(rank, signal.Signals[name])
     command.process.send_signal(signal.Signals[name])
     assert command.process.wait(60) == 1
     assert not command.has_orphans()

@@ -13,6 +13,7 @@ import torch
 from mtrain.device import (
     autocast,
     copy_to_host_async,
+    count_unused_gpus,
     default_worker_count,
     describe_device,
     keep_freed_memory,
@@ -67,6 +68,15 @@ def test_unknown_devices_are_errors(name):
 def test_auto_selects_the_accelerator_of_the_machine(monkeypatch, kind, count, chosen):
     pretend(monkeypatch, kind, count)
     assert resolve_device("auto") == torch.device(chosen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "unused"), [("cuda", "auto", 3), ("cuda", "cuda:1", 0), ("xpu", "auto", 0)]
+)
+def test_gpus_that_one_process_leaves_unused_are_counted(monkeypatch, kind, name, unused):
+    pretend(monkeypatch, kind, 4)
+    assert count_unused_gpus(resolve_device(name)) == unused
+    assert count_unused_gpus(torch.device("cpu")) == 0
 
 
 @pytest.mark.parametrize(

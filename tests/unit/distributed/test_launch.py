@@ -1,6 +1,8 @@
 """How torchrun says which rank a process is."""
 
-from mtrain.distributed.launch import Launch, read_launch, require_torchrun_in_slurm
+import pytest
+
+from mtrain.distributed.launch import Launch, read_launch, require_complete_launch, require_torchrun
 from tests.support.cli import one_line
 
 
@@ -31,15 +33,26 @@ def test_a_part_of_the_environment_of_torchrun_is_an_error(monkeypatch, mtrain, 
     message = one_line(err)
     assert code == 7 and "RANK, WORLD_SIZE set in the environment, but not LOCAL_RANK; " in message
     assert "start the processes with torchrun, or unset RANK, WORLD_SIZE to run alone" in message
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as Kubeflow does for a job of one process
+    require_complete_launch()
+    assert read_launch().size == 1
 
 
-def test_srun_without_torchrun_is_an_error(monkeypatch, mtrain, config_file):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("SLURM_STEP_NUM_TASKS", "srun has started 8 processes that do not know of each other; start one "),
+        ("OMPI_COMM_WORLD_SIZE", "mpirun has started 8 processes that do not know of each other; start one "),
+        ("PMI_SIZE", "each node with mpirun -npernode 1 or -ppn 1"),
+    ],
+)
+def test_several_processes_without_torchrun_are_an_error(monkeypatch, mtrain, config_file, variable, message):
+    monkeypatch.setenv(variable, "8")
     code, _, err = mtrain("fit", config_file)
-    assert code == 7 and "srun has started 8 processes that do not know of each other; " in one_line(err)
+    assert code == 7 and message in one_line(err)
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
-    require_torchrun_in_slurm()
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    require_torchrun()
+    monkeypatch.setenv(variable, "1")
     monkeypatch.delenv("RANK")
-    require_torchrun_in_slurm()
+    require_torchrun()

@@ -7,12 +7,13 @@ import time
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from mtrain.distributed import store
 from mtrain.distributed.many_ranks import ManyRanks
 from mtrain.distributed.ranks import Ranks
-from mtrain.distributed.store import require_equal_facts, require_own_gpus
+from mtrain.distributed.store import LostRankError, require_equal_facts, require_own_gpus
 from mtrain.errors import DataError, DistributedError
 from tests.support.ranks import STORE, exit_codes, joined, read_logs, run_ranks
 
@@ -24,6 +25,23 @@ def test_a_difference_names_the_rank_and_the_key():
         require_equal_facts([facts, facts, {**facts, "data.folder": '"b"'}])
     with pytest.raises(DistributedError, match="rank 1: seed is missing, but 1 on rank 0"):
         require_equal_facts([facts, {"data.folder": '"a"'}])
+
+
+def test_the_reason_that_nccl_gives_is_in_the_message(tmp_path):
+    error = (
+        "NCCL error in: x.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
+        "ncclSystemError: System call failed.\nLast error:\n"
+        "Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888)\n"
+    )
+    message = (
+        "the connection between the ranks is lost: NCCL error in: .*: Error while creating shared memory"
+    )
+
+    def fail(ranks: Ranks) -> None:
+        with pytest.raises(LostRankError, match=message), ranks.watched():
+            raise dist.DistBackendError(error)
+
+    assert exit_codes(run_ranks(2, joined(fail), tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
 def test_two_ranks_must_not_use_the_same_gpu():
