@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtrain.config.language_names import find_language, languages_of_pair, words_of
-from mtrain.config.languages import is_same_language
+from mtrain.config.languages import base_language, is_same_language
 from mtrain.data.text.identify_language import Identified, identify_language
 from mtrain.errors import UsageError
 from mtrain.inspection.table_columns import SOURCE_WORDS, TARGET_WORDS
@@ -29,8 +29,8 @@ class FoundText(NamedTuple):
 
     @property
     def seen(self) -> str | None:
-        """The language that the text seems to be in."""
-        return self.identified and self.identified.code
+        """The language that the text seems to be in; None if its parts seem to be in several."""
+        return self.identified.code if self.identified and self.identified.is_uniform else None
 
     @property
     def is_misnamed(self) -> bool:
@@ -62,12 +62,16 @@ class ChosenSides(NamedTuple):
 def with_languages(sides: Sequence[FoundText], file: str) -> list[FoundText]:
     """Add the languages of the texts, as far as their contents tell. If there are two texts in a file whose
     name has two languages, such as `en-de.tsv`, these are used; the contents tell which is which."""
-    found = [side._replace(identified=identify_language(side.texts)) for side in sides]
+    found = [side._replace(identified=identify_language(side.texts, by_parts=True)) for side in sides]
     codes = languages_of_pair(file)
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
         return found
-    are_exchanged = is_same_language(found[0].seen, codes[1]) or is_same_language(found[1].seen, codes[0])
-    if are_exchanged and not is_same_language(*codes):
+    # Both may seem to be in the same language, if the other one is similar to it, or not known.
+    straight, crossed = (
+        sum(is_same_language(side.seen, code) for side, code in zip(found, order, strict=True))
+        for order in (codes, codes[::-1])
+    )
+    if crossed > straight:
         codes.reverse()
     return [side._replace(named=code) for side, code in zip(found, codes, strict=True)]
 
@@ -107,6 +111,7 @@ def _choose_two(sides: Sequence[FoundText]) -> ChosenSides:
     named = [side for side in sides if side.named]
     if len(named) == 2 and named[0].named != named[1].named:
         return ChosenSides(named[0], named[1])
+    sides = named if len({base_language(str(side.named)) for side in named}) > 1 else sides
     others = [side for side in sides if side.language != sides[0].language] or sides[1:]
     # Rather another language than a variant of the same one.
     translations = [side for side in others if not is_same_language(side.language, sides[0].language)]
@@ -128,6 +133,7 @@ def _by_language(sides: Sequence[FoundText], language: str | None) -> FoundText 
     code = None if language is None else find_language(language) or language
     found = [side for side in sides if is_same_language(side.language, code)]
     found = [side for side in found if side.language == code] or found
+    found = [side for side in found if side.named] or found  # rather than a text that seems to be in it
     return found[0] if len(found) == 1 else None
 
 

@@ -11,12 +11,16 @@ from mtrain.errors import UsageError
 EXTRA = "pip install 'mtrain[languages]'"  # installs py3langid
 _TEXTS = 200  # which suffice
 _LETTERS = 20  # of less text, the language is not identified
+_PART, _AGREEING = 100, 0.9  # letters of a part, and share of the parts that must be in the language
 _CHARACTERS = 10_000  # which suffice
 _PROBABILITY = 0.5  # above which a single text is taken to be in a language
 # Of languages that py3langid calls otherwise.
 _LABELS = {"fil": "tl", "iw": "he", "ki": "kik", "nb": "no", "sh": "sr"}
 _SIMILAR = 10  # languages that a text may be in: similar ones are hard to tell apart
 _NO_LANGUAGE = "zxx"  # what py3langid calls a text without words
+# Similar languages, of which parts of a text may seem to be, by one of them.
+_GROUPS = ("zh yue wuu", "sh bs hr sr", "no nb nn da", "id ms", "ar arz ary apc ajp acm", "cs sk", "es gl pt")
+_ALIKE = {code: group.split()[0] for group in _GROUPS for code in group.split()}
 _CHINESE = dict.fromkeys(("yue", "wuu"), "zh")  # short sentences in Chinese may seem to be these
 
 
@@ -25,6 +29,7 @@ class Identified(NamedTuple):
 
     code: str
     others: frozenset[str]
+    is_uniform: bool = True  # whether most parts of the text seem to be in this language
 
     def is_in(self, language: str) -> bool:
         """Whether the text seems to be in a language."""
@@ -46,15 +51,36 @@ def can_identify() -> bool:
     return find_spec("py3langid") is not None
 
 
-def identify_language(texts: Sequence[str]) -> Identified | None:
+def identify_language(texts: Sequence[str], by_parts: bool = False) -> Identified | None:
     """The language that most of some texts are written in. None if there is too little text, or if py3langid
-    is not installed."""
+    is not installed. With `by_parts`, whether the text is uniform is found out as well."""
     text = "\n".join(texts[:: -(-len(texts) // _TEXTS) or 1])
     if not can_identify() or sum(map(str.isalpha, text)) < _LETTERS:
         return None
     codes = [code for code, _ in _identifier().rank(text)]  # the most probable first
     code = base_language(_CHINESE.get(codes[0], codes[0]))
-    return None if code == _NO_LANGUAGE else Identified(code, frozenset(codes[_SIMILAR:]))
+    if code == _NO_LANGUAGE:
+        return None
+    found = Identified(code, frozenset(codes[_SIMILAR:]))
+    if not by_parts:
+        return found
+    # A text in a language that py3langid does not know seems to be in several.
+    labels = [_identifier().classify(part)[0] for part in _parts_of(text)]
+    votes = sum(_ALIKE.get(label, label) == _ALIKE.get(codes[0], codes[0]) for label in labels)
+    is_uniform = votes >= _AGREEING * len(labels) or votes >= len(labels) - 1 > 1
+    return found._replace(is_uniform=is_uniform)
+
+
+def _parts_of(text: str) -> list[str]:
+    """Parts of at least `_PART` letters, of whole lines."""
+    parts, letters = [""], 0
+    for line in text.split("\n"):
+        if letters >= _PART:
+            parts.append("")
+            letters = 0
+        parts[-1] += f"{line}\n"
+        letters += sum(map(str.isalpha, line))
+    return parts[:-1] if len(parts) > 1 and letters < _PART else parts
 
 
 @cache

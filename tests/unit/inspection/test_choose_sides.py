@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mtrain.config.language_names import languages_of_pair
 from mtrain.data.reading.files import toy_pairs
 from mtrain.data.text.identify_language import identify_language
 from mtrain.errors import DataError, UsageError
@@ -48,6 +49,9 @@ LICENSES = [f"CC-BY 2.0 (France) Attribution: number {number}" for number in IDS
         (([f"I have {text}" for text in SOURCES], TARGETS), [0, 1]),
         ((IDS, [f"I have {text}" for text in SOURCES], [f"J'ai {text}" for text in TARGETS]), [1, 2]),
         ((SOURCES, ["No reference yet"] * len(PAIRS)), [0]),
+        ((["Wixarika_own"] * 9 + ["Other_corpus"] * (len(PAIRS) - 9), SOURCES, TARGETS), [1, 2]),
+        ((["www.city.example", "city.example/a"] * (len(PAIRS) // 2), SOURCES, TARGETS), [1, 2]),
+        ((["A talk", "Another talk"] * (len(PAIRS) // 2), SOURCES, TARGETS), [1, 2]),
     ],
 )
 def test_columns_that_contain_sentences(tmp_path, columns, expected):
@@ -65,6 +69,11 @@ def test_columns_that_contain_sentences(tmp_path, columns, expected):
             ("sentence_en\tsentence_fr", True),
             ("sentence_pl\tsentence_csb", True),
             ("Source text\tTarget text", True),
+            ("sourceString\ttargetString", True),
+            ("eng_Latn\ttam_Taml", True),
+            ("English\tCherokee", True),
+            ("Even\tPear", False),
+            ("English words/sentences\tFrench words/sentences", True),
         ),
         *(("No, it is\tNo", False), ("It is\tNo", False)),
         *(("Frage\tAntwort", False), ("I am here.\tJe suis ici.", False), ("Yes.\tOui.", False)),
@@ -144,6 +153,8 @@ def sides(*names: str, languages: str = "") -> list[FoundText]:
         (sides("a", "b", "c", languages="en de fr"), NONE, ("fr", None), "ca", False),
         (sides("a", "b", "c", languages="- de fr"), NONE, NONE, "bc", True),
         (sides("a", "b", "c", languages="pt pt-BR en"), NONE, NONE, "ac", False),
+        (sides("a", "b", "c", "d", languages="- en de fr"), NONE, NONE, "bc", False),
+        (sides("a", "b", "c", languages="en en -"), NONE, NONE, "ac", False),
         (sides("a", "b", "c"), ("c", "a"), NONE, "ca", True),
         (sides("a", "b", "c"), (None, "a"), NONE, "ba", False),
         (sides("a", "b", languages="en pt"), NONE, ("pt-BR", None), "ba", True),
@@ -200,6 +211,25 @@ def test_languages_of_texts():
     assert identify_language(["QWERTZ UIOPA SDFGH JKLYX CVBNM"]) is None
     assert identify_language(["Yes", ""]) is None
     assert identify_language([]) is None
+
+
+def test_similar_languages_keep_their_order():
+    """The text in Swiss German seems to be German, or the other way round."""
+    german = ["Der Hund rennt schnell durch den Park und bellt die Kinder an."] * 30
+    texts = [FoundText("0", 0, german), FoundText("1", 1, german)]
+    for name in ("de-gsw.tsv", "gsw-de.tsv", "de-DE.de-AT.tsv"):
+        assert [side.named for side in with_languages(texts, name)] == languages_of_pair(name)
+    exchanged = [FoundText("0", 0, TARGETS), FoundText("1", 1, SOURCES)]
+    assert [side.named for side in with_languages(exchanged, "en-fr.tsv")] == ["fr", "en"]
+
+
+def test_a_text_that_seems_to_be_in_several_languages_has_none():
+    """Such as one in a language that py3langid does not know."""
+    mixed = [sentence for pair in PAIRS for sentence in pair]
+    [found] = with_languages([FoundText("a", 0, mixed, "de")], "")
+    assert found.seen is None and found.language == "de" and found.is_misnamed
+    [found] = with_languages([FoundText("a", 0, SOURCES)], "")
+    assert found.seen == "en"
 
 
 def test_names_that_contradict_the_text():
