@@ -23,9 +23,10 @@ _WORD = re.compile(r"([A-Za-z]+|\d+)")
 # Codes of rare languages that usually have another meaning in the names of files and columns. They count as
 # codes only if the name of another file has a language in the same place: `train.tok` beside `train.en`.
 _ABBREVIATIONS = """
-    all aln bad bib big bin bio bpe col com con dev dic doc dup end gov hub key lab law len log low lst map
-    max med mid min mix neg new nmt not num old one org par pos pre pro raw rel res row run sci seg seq set
-    sim smt spm src std str sub sym sys tag ted ter tgt the tok top trg tst two txt uni url val ver wmt www
+    all aln bad bib big bin bio bpe col com con dev dic doc dup end gov hub ids key lab law len log low lst
+    map max med mid min mix neg new nmt not num old one org par pos pre pro raw rel res row run sci seg seq
+    set sim smt spm src std str sub sym sys tag ted ter tgt the tok top trg tst two txt uni url val ver wmt
+    www
 """
 _OTHER_MEANINGS = frozenset(_ABBREVIATIONS.split())
 _NAMES = {  # which are shorter or more usual than the names in ISO 639

@@ -18,8 +18,20 @@ from mtrain.errors import DataError, UsageError
 Role = Literal["train", "validation", "test"]
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev", "devel", "newsdev"), "validation"),
-    **dict.fromkeys(("test", "tst", "newstest", "devtest"), "test"),
+    **dict.fromkeys(
+        (
+            *("val", "valid", "validset", "validation", "dev", "devel", "devset"),
+            *("newsdev", "newsdiscussdev", "tune"),
+        ),
+        "validation",
+    ),
+    **dict.fromkeys(
+        (
+            *("test", "testset", "tst", "devtest", "eval", "evaluation", "heldout"),
+            *("newstest", "newsdiscusstest", "newssyscomb", "generaltest", "wmttest", "biomedicaltest"),
+        ),
+        "test",
+    ),
 }
 _SIDE = re.compile(
     r"(?<![A-Za-z\d])(?:(src|source|s1)|trg|tgt|target|ref|reference|s2|t1)(?![A-Za-z\d])", re.IGNORECASE
@@ -146,10 +158,17 @@ def divide_by_role(groups: Sequence[Group]) -> Roles:
 def _role_of(group: Group) -> Role:
     """The role that the name of the first file says or, if it says nothing, the name of its folder."""
     path = Path(group.files[0])
-    for word in (*words_of(path.name), *words_of(path.parent.name)):
-        if word.lower() in _ROLES:
-            return _ROLES[word.lower()]
-    return "train"
+    return _role_in(path.name) or _role_in(path.parent.name) or "train"
+
+
+def _role_in(name: str) -> Role | None:
+    """The role that the first word for a role says; `devel_test` is for a test."""
+    words = [word.lower() for word in words_of(name)]
+    roles = [pair for pair in zip(words, [*words[1:], ""], strict=False) if pair[0] in _ROLES]
+    if not roles:
+        return None
+    word, following = roles[0]
+    return "test" if following == "test" else _ROLES[word]
 
 
 def find_siblings(train: Group) -> Roles:
@@ -160,7 +179,7 @@ def find_siblings(train: Group) -> Roles:
     validation, test = list[Group](), list[Group]()
     for words in sorted(common, key=lambda words: (len(words), words)):
         group = Group(tuple(str(found[words]) for found in by_file), train.languages)
-        is_validation = _ROLES[words_of(words)[0].lower()] == "validation"
+        is_validation = _role_in(words) == "validation"
         (validation if is_validation else test).append(group)
     return Roles([], validation[:1], test)
 
@@ -171,9 +190,15 @@ def _replacements(path: Path) -> dict[str, Path]:
     if match is None or not path.is_file():
         return {}
     start, end = re.escape(path.name[: match.start()]), re.escape(path.name[match.end() :])
+    # They may be compressed in another way, and not divided into as many files.
+    end = re.sub("|".join(rf"{re.escape(re.escape(suffix))}$" for suffix in COMPRESSION), "", end)
+    end = re.sub(r"\\-\d{5}\\-of\\-\d{5}", r"-00000-of-\\d{5}", end)
+    end += "(?:" + "|".join(map(re.escape, COMPRESSION)) + ")?"
     words = "|".join(word for word, role in _ROLES.items() if role != "train")
     pattern = re.compile(rf"{start}((?:{words})(?:[\d._-].*)?){end}", re.IGNORECASE)
-    found = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
+    # Of several that differ in their compression, the last one is taken.
+    files = sorted(sorted(path.parent.iterdir()), key=lambda file: file.suffix == path.suffix)
+    found = ((pattern.fullmatch(file.name), file) for file in files)
     return {match[1]: file for match, file in found if match and file.is_file()}
 
 

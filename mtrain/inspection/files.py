@@ -1,5 +1,6 @@
 """The kind of files, and the texts in them that may be source and target."""
 
+import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +17,8 @@ from mtrain.inspection.choose_sides import FoundText, with_languages
 from mtrain.inspection.file_groups import Group, group_text_files, split_side
 from mtrain.inspection.table_columns import SAMPLE, read_table, text_columns
 
+log = logging.getLogger(__name__)
+
 Kind = Literal["text", "tsv", "jsonl", "parquet"]
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
@@ -24,13 +27,22 @@ _KINDS: dict[str, Kind] = {
 }
 _ADVICE = {  # for unsupported files, by their suffixes
     (".csv", ".xlsx", ".xls", ".ods"): "save the table as TSV (separated by tabs) or Parquet",
-    (".tmx", ".xml", ".xliff", ".sgm"): "convert it to TSV, with one pair of sentences per line",
+    (".tmx", ".xml", ".xliff", ".xlf", ".sdlxliff", ".mxliff", ".po", ".sgm"): (
+        "convert it to TSV, with one pair of sentences per line"
+    ),
+    (".srt", ".vtt"): "keep the sentences only, one per line, the same ones in both files",
     (".zip", ".tar", ".tgz", ".7z"): "unpack it, and give the files in it",
     (".bz2", ".xz", ".lzma"): "decompress it, or compress it with gzip or zstd",
-    (".pdf", ".doc", ".docx"): "save it as plain text, with one sentence per line",
+    (".pdf", ".doc", ".docx", ".html", ".rtf"): "save it as plain text, with one sentence per line",
 }
 _UNSUPPORTED = {suffix: advice for suffixes, advice in _ADVICE.items() for suffix in suffixes}
 _TABLES = frozenset({".csv", ".tab", ".tsv", ".xls"})  # suffixes of tables that are also language codes
+# How text in XML, talks with headings, and subtitles begin.
+_XML = re.compile(rb"<(\?xml|!doctype|!DOCTYPE|srcset|refset|tstset|tmx|xliff)\b")
+_HEADINGS = "url|talkid|speaker|keywords|title|description|reviewer|translator"
+_HEADING = re.compile(rf"<({_HEADINGS})>\S".encode())
+_SUBTITLES = re.compile(rb"(\d+\r?\n)?\d\d:\d\d:\d\d[,.]\d{3} -->|WEBVTT")
+_NOTES = re.compile(r"(README|LICENSE)(\..*)?|.+\.(ids|scores?|xml)(\.gz)?", re.IGNORECASE)
 _QUOTED = re.compile('"[^"]*"')
 _HEAD = 100  # lines that are read to find out what a file contains
 
@@ -51,6 +63,17 @@ def require_files(names: Iterable[str]) -> list[Path]:
     return [*seen.values()]
 
 
+def without_notes(names: list[str], given: Collection[str | None] = ()) -> list[str]:
+    """The names of files without those that archives of OPUS have besides a corpus, unless these are all.
+    `given` are codes of languages, whose files are kept."""
+    paths = [(name, Path(name)) for name in names]
+    kept = [name for name, path in paths if _suffix(path)[1:] in given or not _NOTES.fullmatch(path.name)]
+    if not kept or kept == names:
+        return names
+    log.warning("not used: %s", ", ".join(name for name in names if name not in kept))
+    return kept
+
+
 def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[str | None] = ()) -> Kind:
     """The kind of the training files and the others, by their suffixes, unless a suffix is the code of a
     known or `given` language. If there is a single training file with an unknown suffix, its contents
@@ -66,7 +89,7 @@ def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[
         raise DataError(f"{files[0]} and {other} are of different kinds; give files of one kind")
     [kind] = set(kinds)
     for file in files if kind != "parquet" else ():
-        _require_text(file)
+        _require_text(file, kind)
     if kind != "text":
         return kind
     head = _first_lines(files[0], _HEAD)
@@ -126,11 +149,21 @@ def _is_table(file: Path) -> bool:
     return is_regular or sum("\t" in line for line in head) > len(head) / 2
 
 
-def _require_text(file: Path) -> None:
-    """Raise DataError if a file does not begin with text."""
+def _require_text(file: Path, kind: Kind) -> None:
+    """Raise DataError if a file does not begin with text or, of text without columns, with sentences."""
     with open_blocks(file) as lines:
-        if b"\0" in lines.peek()[:4096]:  # a single line with NUL further on does not make it another kind
-            raise DataError(f"{file}: not a text file")
+        head = lines.peek()[:4096]
+    if b"\0" in head:  # a single line with NUL further on does not make it another kind
+        raise DataError(f"{file}: not a text file")
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if kind == "text" and _SUBTITLES.match(start):
+        raise DataError(f"{file}: contains subtitles with times; {_UNSUPPORTED['.srt']}")
+    if kind == "text" and _XML.match(start):
+        raise DataError(f"{file}: contains XML or SGML; {_UNSUPPORTED['.xml']}")
+    if kind == "text" and _HEADING.match(start):
+        cure = f"remove such lines from both files: grep -vE '^<({_HEADINGS})>' OLD > NEW"
+        shown = start.splitlines()[0][:20].decode(errors="replace")
+        raise DataError(f"{file}: begins with markup, {shown}; {cure}")
 
 
 def groups_of(names: Sequence[str], kind: Kind, given: Collection[str | None] = ()) -> list[Group]:
@@ -138,9 +171,12 @@ def groups_of(names: Sequence[str], kind: Kind, given: Collection[str | None] = 
     return group_text_files(names, given) if kind == "text" else [Group((name,), ()) for name in names]
 
 
-def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[FoundText]:
+def sides_of(
+    group: Group, kind: Kind, keys: Iterable[str | None], languages: Collection[str | None] = ()
+) -> list[FoundText]:
     """The texts of a corpus among which the source and the target are: its files, or the columns of its table
-    that contain sentences or are among the given `keys`. Raises DataError if there are fewer than two."""
+    that contain sentences, are among the given `keys`, or are the only ones with the name of one of the given
+    `languages`. Raises DataError if there are fewer than two."""
     if kind == "text":
         marks = [split_side(file)[1] for file in group.files]
         is_marked = marks == ["source", "target"] and not any(group.languages)
@@ -151,11 +187,15 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Found
         return with_languages(sides, Path(group.files[0]).name if is_marked else "")
     [file] = group.files
     table = read_table(expand(file)[0], kind)
-    with_text = text_columns(table)
+    with_text, given = text_columns(table), {*keys}
+    # Most of its texts may be missing.
+    wanted = {*languages} - {None, *(_language_of(column.name) for column in with_text)}
     sides = [
         FoundText(column.name, column.key, column.texts, _language_of(column.name))
         for column in table.columns
-        if column in with_text or {column.name, str(column.key)} & {*keys}
+        if column in with_text
+        or {column.name, str(column.key)} & given
+        or _language_of(column.name) in wanted
     ]
     if len(sides) < 2:
         names = ", ".join(column.name for column in table.columns)

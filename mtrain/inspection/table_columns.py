@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import regex  # supports Unicode properties
 
-from mtrain.config.language_names import languages_in, words_of
+from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data.reading.lines import read_lines
 from mtrain.data.reading.parquet import read_parquet
 from mtrain.data.reading.records import count_signs, show_csv, split_quoted
@@ -21,12 +21,24 @@ TableKind = Literal["tsv", "jsonl", "parquet"]
 SAMPLE = 1000  # rows
 SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
 TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
-_OTHER_WORDS = frozenset({"id", "index", "sentence", "sentence1", "sentence2", "text", "score", "url"})
+_OTHER_WORDS = {
+    "id",
+    "index",
+    "phrase",
+    "phrases",
+    "score",
+    "sentence",
+    "sentence1",
+    "sentence2",
+    "sentences",
+}
+_OTHER_WORDS |= {"string", "strings", "text", "texts", "url", "words"}
 _CODE = 3  # letters of the code of a language, at most
 _SENTENCE_END = regex.compile(r"(?r)[\p{Sentence_Terminal}།]\Z")
 _MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # placeholders for missing values
 _PREFIX = 6  # characters
-_MANY = 20  # values, of which one tells whether they repeat
+_MANY, _DISTINCT = 20, 0.05  # values that tell whether they repeat, and the share of different sentences
+_IDENTIFIER = re.compile(r"[\d_/@]|\.\w")  # in a word
 
 
 class TableColumn(NamedTuple):
@@ -92,7 +104,8 @@ def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
 
     Two codes of languages may also be two short words, so a header of codes must be shorter than most pairs.
     """
-    cells = [_unquoted(cell).lower() for cell in row]
+    written = [_unquoted(cell) for cell in row]
+    cells = [cell.lower() for cell in written]
     places = [place for place, cell in enumerate(cells) if place == 0 or cell not in _MISSING]
     columns = ([other[place] for other in others if place < len(other)] for place in places)
     is_over_numbers = any(map(_is_over_numbers, [cells[place] for place in places], columns))
@@ -102,7 +115,9 @@ def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     if len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]:
         return True
     following = [cell.strip().lower() for cell in others[0]] if others else []
-    names = [cell for cell in cells if _is_name(cell) and cell not in following]
+    names = [cell for cell in written if _is_name(cell) and cell.lower() not in following]
+    if names:  # names of rare languages may be words
+        names += [cell for cell in written if len(cell) > _CODE and find_language(cell) and cell not in names]
     length = sum(len(cell) for other in others for cell in other)
     is_short = 2 * sum(map(len, row)) * len(others) < length
     return len(names) > 1 and (is_short or max(map(len, names)) > _CODE)
@@ -124,9 +139,10 @@ def _is_number(cell: str) -> bool:
 def _is_name(cell: str) -> bool:
     """Whether a cell is a name of a column, such as `en`, `source` or `source text`."""
     known = SOURCE_WORDS | TARGET_WORDS | _OTHER_WORDS
-    if cell in known or languages_in([cell], 1):
+    if cell.lower() in known or languages_in([cell], 1):
         return True
-    words = words_of(cell) if not set(cell) & set(".,!?") else []
+    parts = re.sub("(?<=[a-z])(?=[A-Z])", " ", cell)  # of `sourceText`
+    words = [word.lower() for word in words_of(parts)] if not set(cell) & set(".,!?") else []
     has_meaning = [word in known or bool(languages_in([word], 1)) for word in words]
     return 1 < len(words) < 4 and all(has_meaning) and not known.isdisjoint(words)
 
@@ -161,9 +177,12 @@ def _strings(record: Any, above: str = "") -> Iterable[tuple[str, str]]:
 def text_columns(table: Table) -> list[TableColumn]:
     """The columns that contain sentences, and not numbers, identifiers, URLs or the same text in each row.
 
-    Texts that begin alike may be identifiers or sorted sentences: they count if no two other columns do.
+    A few texts that are repeated may be labels, or sentences with many translations, and texts that begin
+    alike may be identifiers or sorted sentences: they count if no two other columns do.
     """
     columns = [column for column in table.columns if _is_text(column.texts)]
+    varied = [column for column in columns if _is_varied(column.texts)]
+    columns = varied if len(varied) > 1 else columns
     others = [column for column in columns if not _is_same([text[:_PREFIX] for text in column.texts])]
     return others if len(others) > 1 else columns
 
@@ -174,6 +193,12 @@ def _is_text(texts: Sequence[str]) -> bool:
     return bool(filled) and like_sentences >= len(filled) / 2 and not _is_same(filled)
 
 
+def _is_varied(texts: Sequence[str]) -> bool:
+    """Whether more than a few different texts are repeated."""
+    filled = [text for text in texts if text.strip()]
+    return len(filled) < _MANY or len({*filled}) > _DISTINCT * len(filled)
+
+
 def _is_same(texts: Sequence[str]) -> bool:
     """Whether most texts are the same, apart from empty ones."""
     filled = [text for text in texts if text.strip()]
@@ -182,5 +207,5 @@ def _is_same(texts: Sequence[str]) -> bool:
 
 def _is_sentence(text: str) -> bool:
     has_letters = any(map(str.isalpha, text))
-    is_identifier = text.isascii() and " " not in text.strip() and any(map(str.isdecimal, text))
+    is_identifier = text.isascii() and " " not in text.strip() and _IDENTIFIER.search(text.strip())
     return has_letters and "://" not in text and not is_identifier

@@ -441,6 +441,25 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             "1 column(s); at least 2 expected\n",
         ),
         ({"a.en": b"a\0b\n", "a.fr": b"x\n"}, "a.en a.fr", 3, "a.en: not a text file"),
+        (
+            {"a.en": b"<url>http://x</url>\nYes.\n", "a.fr": b"<url>http://x</url>\nOui.\n"},
+            "a.en a.fr",
+            3,
+            "a.en: begins with markup, <url>http://x</url>; remove such lines from both files: grep -vE ",
+        ),
+        (
+            {"a.en": b"<?xml version='1.0'?>\n", "a.fr": b"<URL>\n"},
+            "a.en a.fr",
+            3,
+            "a.en: contains XML or SGML; convert it to TSV",
+        ),
+        (
+            {"a.en.srt": b"1\r\n00:00:01,000 --> 00:00:02,000\r\nYes.\r\n", "a.fr.srt": b"1\n"},
+            "a.en.srt a.fr.srt",
+            3,
+            "a.en.srt: contains subtitles with times; keep the sentences only, one per line",
+        ),
+        ({"a.xlf": b"<xliff>\n"}, "a.xlf", 3, "a.xlf: .xlf files are not supported; convert it to TSV"),
         ({"a.en": b"\xff\xfea\0\n\0", "a.fr": b"x\n"}, "a.en a.fr", 3, "a.en: UTF-16; convert it: iconv"),
         (
             {"a.en": b"x\n", "a.fr": b"\xe9t\xe9\n"},
@@ -522,6 +541,29 @@ def test_mistakes_end_in_one_line(mtrain, files, arguments, code, message):
     assert (found, out) == (code, "")
     assert message in one_line(err[err.index("error: ") :])
     assert not list(Path().glob("*.yaml"))
+
+
+def test_what_archives_of_opus_have_besides_a_corpus_is_not_used(mtrain):
+    names = text_files("Europarl.en-fr.en", "Europarl.en-fr.fr")
+    notes = ["README", "LICENSE", "Europarl.en-fr.ids", "Europarl.en-fr.xml"]
+    for name in notes:
+        Path(name).write_text("<x>\n")
+    code, _, err = mtrain("init", *notes, *names)
+    assert code == 0 and f"not used: {', '.join(notes)}\n" in err
+    [corpus] = load_config(CONFIG).data.train
+    assert (corpus.source, corpus.target) == names
+
+
+def test_a_column_in_a_given_language_is_used_although_most_of_its_texts_are_missing(mtrain):
+    """As in the TED talks, whose first column has the name of the talk."""
+    talks = [f"A talk about {number // 30}" for number in range(len(PAIRS))]
+    missing = [target if number % 30 == 0 else "__NULL__" for number, target in enumerate(TARGETS)]
+    rows = ["\t".join(row) for row in zip(talks, SOURCES, missing, strict=True)]
+    write(Path("ted.tsv"), ["talk_name\ten\taz", *rows])
+    code, _, err = mtrain("init", "ted.tsv", "--source-lang", "az", "--target-lang", "en")
+    assert code == 0 and "warning: az: 97% of the texts are __NULL__; remove these pairs\n" in err
+    [corpus] = load_config(Path("az-en.yaml")).data.train
+    assert (corpus.source_column, corpus.target_column) == (2, 1)
 
 
 def test_without_identification_the_languages_must_be_given(mtrain, monkeypatch):

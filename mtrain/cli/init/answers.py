@@ -84,6 +84,11 @@ def settle_minutes(given: Given) -> float | None:
     return minutes or None
 
 
+# What tables have instead of missing texts, and the share from which on that is noticed.
+_PLACEHOLDER = re.compile(r"[_ ]*NULL[_ ]*|null|NaN|nan|#?N/A|#VALUE!|#REF!|<range>")
+_MISSING = 0.005
+
+
 def show_corpora(found: Inspected, sides: ChosenSides) -> None:
     """Log what was found, so that a wrong guess is seen, and what may be wrong with it."""
     for name, corpora in found._asdict().items():
@@ -98,10 +103,15 @@ def show_corpora(found: Inspected, sides: ChosenSides) -> None:
         language = language_name(side.language) if side.language else "language unknown"
         place = f"column {side.name}" if side.name == str(side.key) else side.name
         log.info("%s: %s (%s): %s", name, place, language, _show(text))
+        missing = [each for each in side.texts if _PLACEHOLDER.fullmatch(each)]
+        if len(missing) > _MISSING * len(side.texts):
+            share = len(missing) / len(side.texts)
+            log.warning("%s: %.0f%% of the texts are %s; remove these pairs", place, 100 * share, missing[0])
     for side in sides[:2]:
         if side.is_misnamed:
-            wrong, seen = language_name(str(side.language)), language_name(str(side.seen))
-            log.warning("%s: the text does not seem to be %s, but perhaps %s", side.name, wrong, seen)
+            perhaps = f", but perhaps {language_name(side.seen)}" if side.seen else ""
+            wrong = language_name(str(side.language))
+            log.warning("%s: the text does not seem to be %s%s", side.name, wrong, perhaps)
     if pairs < _FEW:
         log.warning("only %s training pairs: a useful model needs many thousands", f"{pairs:,}")
 

@@ -90,13 +90,14 @@ def init(
     if max_minutes is not None and not max_minutes <= 1e9:
         raise UsageError(f"--max-minutes {max_minutes}: must be at most 1000000000; 0 means no limit")
     from mtrain.cli.init.answers import Given
-    from mtrain.inspection.files import require_files
+    from mtrain.inspection.files import require_files, without_notes
     from mtrain.storage.atomic import free_name
 
     codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     given = Given((source_column, target_column), codes, max_minutes, asks)
     names = [[_file_name(name) for name in group or []] for group in (files, validation, test)]
+    names[0] = without_notes(names[0], codes)
     inputs = require_files(name for group in names for name in group)
     if output is not None:
         _require_new(output, force, inputs)
@@ -151,7 +152,7 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
     if kind == "text" and any(given.columns):
         raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
     roles = _roles(names, kind, given.languages)
-    sides = settle_sides(sides_of(roles.train[0], kind, given.columns), given)
+    sides = settle_sides(sides_of(roles.train[0], kind, given.columns, given.languages), given)
     found = inspect_corpora(roles, find_siblings(roles.train[0]), kind, sides)
     show_corpora(found, sides)
     (source, target), sides = settle_languages(sides, given)

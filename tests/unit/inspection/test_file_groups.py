@@ -160,6 +160,43 @@ def test_validation_and_test_files_beside_training_files_with_sides_in_their_nam
     assert names_of_test_sets(found.test) == ["test"]
 
 
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        *(
+            (name, "validation")
+            for name in ("UNv1.0.devset.en", "kyoto-tune.en", "newsdiscussdev2015-enfr-src.en")
+        ),
+        *((name, "test") for name in ("UNv1.0.testset.en", "newssyscomb2009.en", "eval.en", "heldout.en")),
+        *(("dev.newstest2013.en", "validation"), ("fine-tuning.en", "train")),
+        *(("devel_test.hsb-de.de", "test"), ("generaltest2022.en-de.src.en", "test"), ("latest.en", "train")),
+        *(("dev_test/dev.en", "validation"), ("devtest/eng_Latn.devtest", "test")),
+    ],
+)
+def test_words_that_name_validation_and_test_sets(name, role):
+    roles = divide_by_role([Group(("train.en",), ("en",)), Group((name,), ("en",))])
+    assert [each.files[0] for each in getattr(roles, role)][-1] == name
+
+
+@pytest.mark.parametrize(
+    ("train", "others"),
+    [
+        ("train.src.gz", ["dev.src", "test.src.zst"]),
+        ("train.src", ["dev.src.gz", "test.src"]),
+        (
+            "train-00000-of-00002.parquet",
+            ["validation-00000-of-00001.parquet", "test-00000-of-00002.parquet"],
+        ),
+        ("train.src", ["dev.src", "devel_test.src"]),
+    ],
+)
+def test_validation_and_test_files_may_be_compressed_or_divided_otherwise(tmp_path: Path, train, others):
+    for name in (train, *others):
+        (tmp_path / name).touch()
+    found = find_siblings(Group((f"{tmp_path}/{train}",), (None,)))
+    assert [Path(group.files[0]).name for groups in found for group in groups] == others
+
+
 def test_test_sets_have_distinct_names_without_languages():
     groups = [Group((name,), ()) for name in ("a/test.en", "b/test.en", "en-de.tsv", "test_de_en.jsonl")]
     groups.append(Group(("test_cni.txt", "test_es.txt"), ("cni", "es")))
