@@ -73,5 +73,6 @@ def require_torchrun() -> None:
         if (tasks := os.environ.get(variable, "")) not in ("", "1") and "RANK" not in os.environ:
             problem = f"{program} has started {tasks} processes that do not know of each other"
             raise DistributedError(
-                f"{problem}; start one torchrun on each node with {program} {cures[program]}"
+                f"{problem}; start one torchrun on each node with {program} {cures[program]}, "
+                f"or unset {variable} if each has a run folder of its own"
             )

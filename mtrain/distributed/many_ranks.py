@@ -70,7 +70,8 @@ def _name_device(name: str, launch: Launch) -> str:
     if kind == "cuda" and torch.accelerator.device_count() == 1 and "LOCAL_WORLD_SIZE" not in os.environ:
         return "cuda:0"  # not started by torchrun, but by a system that shows each process its own GPU
     if kind == "cuda" and launch.local_rank >= (count := torch.accelerator.device_count()):
-        found = f"torchrun has started {launch.local_size} processes on this machine, which has {count} GPUs"
+        processes = max(launch.local_size, launch.local_rank + 1)
+        found = f"torchrun has started {processes} processes on this machine, which has {count} GPUs"
         raise UsageError(f"{found}; lower --nproc-per-node, or give --device cpu")
     return f"cuda:{launch.local_rank}" if kind == "cuda" else kind
 
@@ -86,8 +87,9 @@ class ManyRanks(Ranks):
         self.store, host = store, socket.gethostname()
         self._expects_steps = False
         self.store.hosts = self.store.exchange(host)
-        # Only torchrun always tells how many there are.
-        self.local_size = max(launch.local_size, self.store.hosts.count(host))
+        # Other programs than torchrun may not tell how many there are.
+        given = "LOCAL_WORLD_SIZE" in os.environ
+        self.local_size = launch.local_size if given else self.store.hosts.count(host)
         versions = {"the version of mtrain": __version__, "the version of PyTorch": torch.__version__}
         self.require_equal({**versions, "the kind of device": device.type})
         require_own_gpus(self.store.exchange(_identify_gpu(device, host)))

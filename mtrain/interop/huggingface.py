@@ -29,7 +29,7 @@ def source_folder(source: str) -> Path:
     """A local folder, or a downloaded copy of a model on the Hugging Face Hub. Raises ModelError."""
     if source and (local := path_of(source)).exists():
         if not local.is_dir():
-            is_archive = local.suffix in (".zip", ".argosmodel", ".gz")
+            is_archive = local.suffix in (".zip", ".argosmodel", ".tar", ".tgz", ".gz", ".zst", ".bz2")
             raise ModelError(f"{source}: not a folder" + "; unpack it, and give the folder" * is_archive)
         return local
     from huggingface_hub import snapshot_download

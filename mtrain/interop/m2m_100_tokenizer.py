@@ -53,8 +53,10 @@ def take_tokenizer(folder: Path, into: Path, size: object) -> ImportedTokenizer:
     names = read_object(folder / "tokenizer_config.json", optional=True)
     if (kind := names.get("tokenizer_class", _CLASSES[0])) not in _CLASSES:
         raise ModelError(f"{folder}: unsupported: tokenizer_class: {kind!r}; known: {', '.join(_CLASSES)}")
-    if code := [*names.get("auto_map", ()), *sorted(file.name for file in folder.glob("tokenization_*.py"))]:
-        raise ModelError(f"{folder}: unsupported: has code of its own for its tokenizer: {code[0]}")
+    code = [file.name for file in sorted(folder.glob("tokenization_*.py"))]
+    if code or names.get("auto_map"):
+        name = next(iter(code), "auto_map")
+        raise ModelError(f"{folder}: unsupported: has code of its own for its tokenizer: {name}")
     into.mkdir()
     is_nllb = not (folder / "vocab.json").is_file()
     if (file := folder / SENTENCEPIECE).is_file():

@@ -162,7 +162,7 @@ def test_commands_and_options_that_are_named_exist(page):
     for name in code(page):
         if match := re.match(r"mtrain ([a-z]+)", name):
             assert match[1] in COMMANDS, name
-        others = ("ruff", "sacrebleu", "pip")
+        others = ("ruff", "sacrebleu", "pip", "docker")
         if page.name == "come-from-another-toolkit.md":  # has options of other programs
             others += ("--",)
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", name):

@@ -11,7 +11,7 @@
  9  random state or optimizer missing from a checkpoint: an error if named, else the one before it is used
 10  corpus or tokenizer changed under a run: an error, or encoded again if nothing was trained
 11  another number of threads or ranks: logged; every pair still once per epoch
-12  SIGTERM and SIGINT: saved at the end of the step; a second signal acts at once
+12  SIGTERM and SIGINT: saved at the end of the step; a second signal acts at once, if there is one process
 13  SIGTERM to one of several ranks: all save and stop at the same step
 14  a rank is killed or frozen: the others end and name it; the run resumes exactly
 15  NaN or infinity: the step is skipped and counted; three in a row end training
