@@ -52,7 +52,7 @@ def require_repeatable(uses_streams: bool, cure: str) -> None:
 
 def require_complete_launch() -> None:
     """Raise DistributedError if the environment has some of torchrun's variables, but not all of them, and
-    there are several processes. Systems such as Kubeflow set some for a single process, too."""
+    there are several processes. Systems such as Kubeflow also set some of them for a single process."""
     if os.environ.get("WORLD_SIZE") == "1":
         return
     found = [name for name in _REQUIRED if name in os.environ]
