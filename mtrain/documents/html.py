@@ -206,8 +206,8 @@ class Html:
         self._source = source
         self._texts: list[_Text] = []
         all_units = [*_units(source)]
-        self._is_plain = all(unit[0]["text"] for unit, _ in all_units) and _unescape(source) == source
-        self._is_plain = self._is_plain and not _INDENTED.search(source)
+        has_markup = not all(unit[0]["text"] for unit, _ in all_units) or _unescape(source) != source
+        self._is_plain = not has_markup and not _INDENTED.search(source)
         for is_between, group in groupby(all_units, lambda each: _is_block(each[0][0])):
             units, in_pre = zip(*group, strict=True)
             if not is_between and any(token["text"] and _plain(token).strip() for token, *_ in units):

@@ -41,9 +41,7 @@ LEAST_SHARE = 0.02  # of the time, in which steps are measured before a decision
 # Deviations of the end that require a new plan, as shares of the time: after a validation, and at any step.
 # At any step, they must also exceed a share of the time that is left, because later plans can correct them.
 SMALL, LARGE, LARGE_OF_REST = 0.005, 0.02, 0.25
-WAIT = (
-    1 / 4
-)  # of the time that is left, for which a second plan may wait until the next validation is possible
+WAIT = 1 / 4  # of the time that is left, for which a second plan may wait for the next validation
 MEMORY = 1 / 8  # of the time that is left: the time constant of the running mean of the time of a step
 LARGEST_JUMP = 4.0  # limit on the time of a step, relative to the mean, against single outliers
 RECENT = 10  # steps on each side of a validation that tell how fast the machine was at that time
