@@ -173,4 +173,7 @@ def test_shared_weights_have_the_numbers_of_autocast(parts, tmp_path):
     ddp, fsdp = (load_file(tmp_path / f"{kind}-0") for kind in ("ddp", "fsdp"))
     for name, value in ddp.items():
         if name.startswith(("metrics", "gradient")):
-            torch.testing.assert_close(fsdp[name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max()))
+            # A gradient is the difference of weights, each rounded: those of layer norms are about 1.
+            rounding = 0.0 if name.startswith("metrics") else torch.finfo(torch.float32).eps
+            atol = 1e-5 * float(value.abs().max()) + rounding
+            torch.testing.assert_close(fsdp[name], value, rtol=1e-5, atol=atol)
