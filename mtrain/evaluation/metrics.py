@@ -96,12 +96,12 @@ def counts_sentences(target_lang: str | None, references: Sequence[str]) -> bool
 
 def without_blank(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
     """Replace blank references by None, which sacreBLEU ignores, if another list has a reference for the same
-    line. If all references of a line are blank, the first one remains: the translation should be empty.
+    line. If all references of a line are blank, they remain: the translation should be empty.
     """
-    rows = []
+    rows: list[Sequence[str | None]] = []
     for row in zip(*references, strict=True):
         present = [text if text.strip() else None for text in row]
-        rows.append(present if any(present) else [row[0], *present[1:]])
+        rows.append(present if any(present) else row)
     return [list(column) for column in zip(*rows, strict=True)]
 
 

@@ -180,7 +180,7 @@ MISSING = [None, *OTHERS[1:2], None]
         ([REFERENCES, BLANK], [REFERENCES, MISSING]),
         ([BLANK, REFERENCES, OTHERS], [MISSING, REFERENCES, OTHERS]),  # the order does not matter
         ([REFERENCES, ["", "\t", ""]], [REFERENCES]),
-        ([[*OTHERS[:2], ""], [*REFERENCES[:2], " "]], [[*OTHERS[:2], ""], [*REFERENCES[:2], None]]),
+        ([[*OTHERS[:2], ""], [*REFERENCES[:2], " "]], [[*OTHERS[:2], ""], [*REFERENCES[:2], " "]]),
         ([[*OTHERS[:2], ""]], [[*OTHERS[:2], ""]]),
     ],
 )
