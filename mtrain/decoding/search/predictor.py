@@ -79,7 +79,7 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
 class Predictor:
     """Decodes B sentences, each in K rows, with one model or an ensemble of models that share a vocabulary.
 
-    An ensemble averages probabilities, as Marian, fairseq and Sockeye do.
+    An ensemble averages probabilities, as fairseq and Sockeye do, not the logarithms, as Marian does.
     """
 
     def __init__(self, models: Models, source: Tensor, source_keep: Tensor, rows: int, max_length: int):
