@@ -7,6 +7,7 @@ from mtrain.config.language_names import find_language, languages_of_pair, words
 from mtrain.config.languages import base_language, is_same_language
 from mtrain.data.text.identify_language import Identified, identify_language
 from mtrain.errors import UsageError
+from mtrain.inspection.file_groups import Kind
 from mtrain.inspection.table_columns import SOURCE_WORDS, TARGET_WORDS
 
 
@@ -18,7 +19,7 @@ class FoundText(NamedTuple):
     texts: Sequence[str]  # a sample
     named: str | None = None  # the language that a name gives
     identified: Identified | None = None  # the language that the text seems to be in
-    is_file: bool = False  # not a column: the user chose its place among the others
+    kind: Kind = "tsv"  # of its file; a text file has the place among the others that the user chose
     is_marked: bool = False  # its name contains no language, but a word such as `src` or `tgt`
     given: str | None = None  # the language that the user gives
 
@@ -40,11 +41,13 @@ class FoundText(NamedTuple):
 
 
 class ChosenSides(NamedTuple):
-    """The source and the target. `certain` is whether nothing else could be meant."""
+    """The source and the target. `certain` is whether nothing else could be meant, `by_key` whether the user
+    chose a column."""
 
     source: FoundText
     target: FoundText
     certain: bool = True
+    by_key: bool = False
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -54,9 +57,13 @@ class ChosenSides(NamedTuple):
 
     def with_given(self, source: str | None, target: str | None) -> "ChosenSides":
         """The sides, in the languages that the user gives."""
-        return ChosenSides(
-            self.source._replace(given=source), self.target._replace(given=target), self.certain
+        return self._replace(
+            source=self.source._replace(given=source), target=self.target._replace(given=target)
         )
+
+    def exchanged_if(self, are_exchanged: bool) -> "ChosenSides":
+        """The sides, the source as the target and the target as the source if they are exchanged."""
+        return self._replace(source=self.target, target=self.source) if are_exchanged else self
 
 
 def with_languages(sides: Sequence[FoundText], file: str) -> list[FoundText]:
@@ -92,18 +99,18 @@ def choose_sides(
             raise UsageError(f"{source.name}: source and target are the same; give two")
         source, target = (source, None) if keys[0] else (None, target)
     if source is not None and target is not None:
-        return ChosenSides(source, target)
+        return ChosenSides(source, target, by_key=any(keys))
     if source is not None or target is not None:
         rest = [side for side in sides if side is not source and side is not target]
         rest = _with_word(rest, TARGET_WORDS if target is None else SOURCE_WORDS) or rest
-        return ChosenSides(source or rest[0], target or rest[0], certain=len(rest) == 1)
+        return ChosenSides(source or rest[0], target or rest[0], len(rest) == 1, any(keys))
     return _choose_two(sides)
 
 
 def _choose_two(sides: Sequence[FoundText]) -> ChosenSides:
     """Two of some texts, of which none was asked for."""
     sources, targets = _with_word(sides, SOURCE_WORDS), _with_word(sides, TARGET_WORDS)
-    are_files = len(sides) == 2 and all(side.is_file for side in sides)
+    are_files = len(sides) == 2 and sides[0].kind == "text"
     if len(sources) == len(targets) == 1 and sources != targets and not are_files:
         return ChosenSides(sources[0], targets[0])
     if len(sides) == 2:

@@ -13,9 +13,9 @@ from mtrain.data.reading.blocks import parse_block, read_blocks
 from mtrain.data.reading.files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
 from mtrain.errors import DataError
-from mtrain.inspection.choose_sides import ChosenSides, FoundText
+from mtrain.inspection.choose_sides import ChosenSides, FoundText, choose_sides
 from mtrain.inspection.file_groups import Group, Roles, split_side
-from mtrain.inspection.files import Kind
+from mtrain.inspection.files import sides_of
 from mtrain.inspection.table_columns import Table, read_table
 from mtrain.progress_bar import ProgressBar
 
@@ -29,6 +29,7 @@ class InspectedCorpus(NamedTuple):
     """A corpus, and what it contains."""
 
     group: Group
+    sides: ChosenSides
     pairs: int
     unreadable: int
     problem: str  # of the first unreadable pair
@@ -43,20 +44,21 @@ class Inspected(NamedTuple):
     test: list[InspectedCorpus]
 
 
-def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: ChosenSides) -> Inspected:
-    """Inspect all corpora. `siblings` are validation and test files that were found beside the training
-    files; they are used where `roles` has none, and left out with a warning if they cannot be read.
+def inspect_corpora(roles: Roles, siblings: Roles, sides: ChosenSides) -> Inspected:
+    """Inspect all corpora; `sides` are those of the first. `siblings` are validation and test files that were
+    found beside the training files; they are used where `roles` has none, and left out with a warning if they
+    cannot be read.
 
     Raises the errors of `inspect_corpus` for the others.
     """
-    train, validation, test = ([inspect_corpus(group, kind, sides) for group in groups] for groups in roles)
+    train, validation, test = ([inspect_corpus(group, sides) for group in groups] for groups in roles)
     given = {path for groups in roles for group in groups for path in _paths(group)}
     for found, groups in ((validation, siblings.validation), (test, siblings.test)):
         for group in groups if not found else ():
             if given & _paths(group):
                 continue
             try:
-                found.append(inspect_corpus(group, kind, sides))
+                found.append(inspect_corpus(group, sides))
             except DataError as error:
                 log.warning("not used: %s", error)
     return Inspected(train, validation, test)
@@ -67,12 +69,15 @@ def _paths(group: Group) -> set[Path]:
     return {path.resolve() for name in group.files for path in expand(name)}
 
 
-def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCorpus:
-    """Count the pairs of a corpus, and check the text of the first million.
+def inspect_corpus(group: Group, sides: ChosenSides) -> InspectedCorpus:
+    """Count the pairs of a corpus, and check the text of the first million. `sides` are those of the first
+    training corpus.
 
-    Raises DataError if there is no pair, if the sides differ in length, or if many pairs cannot be read.
+    Raises DataError if there is no pair, if the sides differ in length, if many pairs cannot be read, and if
+    the languages are others.
     """
-    corpus: Corpus = TypeAdapter(Corpus).validate_python(spec_of(group, kind, sides))
+    sides = _sides_in(group, sides)
+    corpus: Corpus = TypeAdapter(Corpus).validate_python(spec_of(group, sides))
     pairs = parsed = 0
     errors: list[DataError] = []
     first: Pair | None = None
@@ -96,24 +101,47 @@ def inspect_corpus(group: Group, kind: Kind, sides: ChosenSides) -> InspectedCor
         raise DataError(f"{name}: {len(errors):,} of {parsed:,} pairs cannot be read: {errors[0]}{hint}")
     if first is None:
         raise DataError(f"{name}: no pair of sentences")
-    return InspectedCorpus(group, pairs, len(errors), str(errors[0]) if errors else "", first)
+    return InspectedCorpus(group, sides, pairs, len(errors), str(errors[0]) if errors else "", first)
 
 
-def spec_of(group: Group, kind: Kind, sides: ChosenSides) -> dict[str, Any]:
+def _sides_in(group: Group, first: ChosenSides) -> ChosenSides:
+    """The sides of a corpus, by those of the first: the same ones, unless it is of another kind, or a table
+    that may have other columns. Raises DataError if its names say other languages."""
+    is_same_kind = group.kind == first.source.kind
+    if is_same_kind and (group.kind == "text" or first.by_key):
+        return first
+    languages = first.source.language, first.target.language
+    found = sides_of(group, languages=languages)
+    has_names = all(side.name != str(side.key) or isinstance(side.key, str) for side in first[:2])
+    if is_same_kind and has_names and {side.name for side in first[:2]} <= {side.name for side in found}:
+        return first
+    own = choose_sides(found, (None, None), languages)
+    if not own.certain:
+        if is_same_kind and {side.key for side in first[:2]} <= {side.key for side in found}:
+            return first
+        log.warning("%s: using columns %s and %s", group.files[0], own.source.name, own.target.name)
+    for side, other in zip(own[:2], first[:2], strict=True):
+        expected = other.given or other.named
+        if side.named not in (None, other.named) and not is_same_language(side.named, expected or side.named):
+            raise DataError(f"{group.files[0]}: {side.name} is in {side.named}, not in {expected}")
+    return own
+
+
+def spec_of(group: Group, sides: ChosenSides) -> dict[str, Any]:
     """The corpus of a group of files as a config describes it. Raises DataError if the group lacks one of the
     languages of the sides."""
-    if kind == "text":
+    if group.kind == "text":
         of_source, of_target = _places_of(group, sides)
         return {"source": group.files[of_source], "target": group.files[of_target]}
     [file] = group.files
     source, target = sides.source.key, sides.target.key
-    if kind != "tsv":
-        return {kind: file, "source_field": source, "target_field": target}
-    table = read_table(expand(file)[0], kind)
+    if group.kind != "tsv":
+        return {group.kind: file, "source_field": source, "target_field": target}
+    table = read_table(expand(file)[0], group.kind)
     source, target = (_number_of(side, table) for side in (sides.source, sides.target))
     columns = {"source_column": source, "target_column": target} if (source, target) != (0, 1) else {}
     flags = {"header": table.header, "quotes": table.quotes}
-    return {kind: file, **columns, **{key: True for key, value in flags.items() if value}}
+    return {"tsv": file, **columns, **{key: True for key, value in flags.items() if value}}
 
 
 def _number_of(side: FoundText, table: Table) -> int:

@@ -15,6 +15,7 @@ from mtrain.config.language_names import certainty, find_language, languages_in,
 from mtrain.data import COMPRESSION
 from mtrain.errors import DataError, UsageError
 
+Kind = Literal["text", "tsv", "jsonl", "parquet"]
 Role = Literal["train", "validation", "test"]
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -45,6 +46,7 @@ class Group(NamedTuple):
 
     files: tuple[str, ...]
     languages: tuple[str | None, ...]  # of each file, by its name
+    kind: Kind = "text"
 
 
 class Roles(NamedTuple):
@@ -178,7 +180,7 @@ def find_siblings(train: Group) -> Roles:
     common = [words for words in by_file[0] if all(words in found for found in by_file)]
     validation, test = list[Group](), list[Group]()
     for words in sorted(common, key=lambda words: (len(words), words)):
-        group = Group(tuple(str(found[words]) for found in by_file), train.languages)
+        group = train._replace(files=tuple(str(found[words]) for found in by_file))
         is_validation = _role_in(words) == "validation"
         (validation if is_validation else test).append(group)
     return Roles([], validation[:1], test)

@@ -6,20 +6,18 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
-from mtrain.config.language_names import find_language, languages_in, words_of
+from mtrain.config.language_names import certainty, find_language, languages_in, words_of
 from mtrain.data import COMPRESSION
 from mtrain.data.reading.files import expand
 from mtrain.data.reading.lines import open_blocks, read_lines
 from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import FoundText, with_languages
-from mtrain.inspection.file_groups import Group, group_text_files, split_side
+from mtrain.inspection.file_groups import Group, Kind, group_text_files, split_side
 from mtrain.inspection.table_columns import SAMPLE, read_table, text_columns
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["text", "tsv", "jsonl", "parquet"]
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
@@ -42,7 +40,11 @@ _XML = re.compile(rb"<(\?xml|!doctype|!DOCTYPE|srcset|refset|tstset|tmx|xliff)\b
 _HEADINGS = "url|talkid|speaker|keywords|title|description|reviewer|translator"
 _HEADING = re.compile(rf"<({_HEADINGS})>\S".encode())
 _SUBTITLES = re.compile(rb"(\d+\r?\n)?\d\d:\d\d:\d\d[,.]\d{3} -->|WEBVTT")
-_NOTES = re.compile(r"(README|LICENSE)(\..*)?|.+\.(ids|scores?|xml)(\.gz)?", re.IGNORECASE)
+_NOTES = re.compile(
+    r"(README|LICENSE|DISCLAIMER)(\..*)?|categories\.json|.+[._-]scores?(\.jsonl)?(\.gz|\.zst)?"
+    r"|.+\.(ids|xml|aln|annotation|meta\.jsonl|stats\.json|filters\.json)(\.gz|\.zst)?",
+    re.IGNORECASE,
+)
 _QUOTED = re.compile('"[^"]*"')
 _HEAD = 100  # lines that are read to find out what a file contains
 
@@ -64,44 +66,63 @@ def require_files(names: Iterable[str]) -> list[Path]:
 
 
 def without_notes(names: list[str], given: Collection[str | None] = ()) -> list[str]:
-    """The names of files without those that archives of OPUS have besides a corpus, unless these are all.
+    """The names of files without those that archives and tools have besides a corpus, unless these are all.
     `given` are codes of languages, whose files are kept."""
     paths = [(name, Path(name)) for name in names]
     kept = [name for name, path in paths if _suffix(path)[1:] in given or not _NOTES.fullmatch(path.name)]
+    # Those of the Tatoeba Challenge have the suffix of Indonesian.
+    kept = [name for name in kept if ".id" not in name or name.replace(".id", ".src") not in names]
     if not kept or kept == names:
         return names
     log.warning("not used: %s", ", ".join(name for name in names if name not in kept))
     return kept
 
 
-def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[str | None] = ()) -> Kind:
-    """The kind of the training files and the others, by their suffixes, unless a suffix is the code of a
-    known or `given` language. If there is a single training file with an unknown suffix, its contents
-    decide; several are TSV if their names do not end in a language, and each line of the first has a tab.
+def groups_of(names: Sequence[str], given: Collection[str | None] = ()) -> list[Group]:
+    """The files for one purpose, grouped so that each group is a corpus. `given` are codes of languages,
+    whose files are text.
 
-    Raises DataError if a kind is unsupported, if the kinds differ, or if the only training file is text
-    without columns.
+    Raises DataError if the kind of a file is unsupported, if a pattern matches different kinds, if the only
+    text file has no columns, and for text files without a partner.
     """
-    files = [file for name in (*train, *others) for file in expand(name)]
-    kinds = [_kind_by_suffix(file, files, given) for file in files]
-    if len(set(kinds)) > 1:
-        other = next(file for file, kind in zip(files, kinds, strict=True) if kind != kinds[0])
-        raise DataError(f"{files[0]} and {other} are of different kinds; give files of one kind")
-    [kind] = set(kinds)
-    for file in files if kind != "parquet" else ():
-        _require_text(file, kind)
-    if kind != "text":
-        return kind
-    head = _first_lines(files[0], _HEAD)
-    if len(train) > 1:
-        is_table = _suffix(files[0]) in ("", ".txt") and head and all("\t" in line for line in head)
-        return "tsv" if is_table else "text"
+    kinds = _kinds_of(names, given)
+    text = [name for name in names if kinds[name] == "text"]
+    tables = [Group((name,), (), kind) for name, kind in kinds.items() if kind != "text"]
+    groups = [*group_text_files(text, given), *tables]
+    return sorted(groups, key=lambda group: min(map(names.index, group.files)))
+
+
+def _kinds_of(names: Sequence[str], given: Collection[str | None]) -> dict[str, Kind]:
+    """The kinds of files by their suffixes, unless a suffix is the code of a known or `given` language. Files
+    with other suffixes are TSV if each line has a tab. If only one is left, its contents decide."""
+    expanded = {name: expand(name) for name in names}
+    files = [file for found in expanded.values() for file in found]
+    kinds: dict[str, Kind] = {}
+    for name, (first, *others) in expanded.items():
+        kind = kinds[name] = _kind_by_suffix(first, files, given)
+        for file in others:
+            if _kind_by_suffix(file, files, given) != kind:
+                raise DataError(f"{first} and {file} are of different kinds; give them one by one")
+        for file in (first, *others) if kind != "parquet" else ():
+            _require_text(file, kind)
+        ending = _suffix(first)[1:]
+        if kind == "text" and ending not in given and certainty(ending) < 2:
+            head = _first_lines(first, _HEAD)
+            kinds[name] = "tsv" if head and all("\t" in line for line in head) else "text"
+    text = [name for name, kind in kinds.items() if kind == "text"]
+    if len(text) == 1:
+        kinds[text[0]] = _kind_by_contents(expanded[text[0]][0], text[0])
+    return kinds
+
+
+def _kind_by_contents(file: Path, name: str) -> Kind:
+    head = _first_lines(file, _HEAD)
     if head and head[0].startswith("{"):
         return "jsonl"
     if not head or sum("\t" in line for line in head) > len(head) / 2:
         return "tsv"
     cure = "give two files, the source and the target, or a TSV, JSONL or Parquet file with both"
-    raise DataError(f"{train[0]}: one column only; {cure}")
+    raise DataError(f"{name}: one column only; {cure}")
 
 
 def _suffix(file: Path) -> str:
@@ -166,32 +187,28 @@ def _require_text(file: Path, kind: Kind) -> None:
         raise DataError(f"{file}: begins with markup, {shown}; {cure}")
 
 
-def groups_of(names: Sequence[str], kind: Kind, given: Collection[str | None] = ()) -> list[Group]:
-    """The files grouped so that each group is a corpus. Raises the errors of `group_text_files`."""
-    return group_text_files(names, given) if kind == "text" else [Group((name,), ()) for name in names]
-
-
 def sides_of(
-    group: Group, kind: Kind, keys: Iterable[str | None], languages: Collection[str | None] = ()
+    group: Group, keys: Iterable[str | None] = (), languages: Collection[str | None] = ()
 ) -> list[FoundText]:
     """The texts of a corpus among which the source and the target are: its files, or the columns of its table
     that contain sentences, are among the given `keys`, or are the only ones with the name of one of the given
     `languages`. Raises DataError if there are fewer than two."""
-    if kind == "text":
+    if group.kind == "text":
         marks = [split_side(file)[1] for file in group.files]
         is_marked = marks == ["source", "target"] and not any(group.languages)
         sides = []
         for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True)):
             texts = _first_lines(expand(file)[0], SAMPLE)
-            sides.append(FoundText(file, index, texts, language, is_file=True, is_marked=is_marked))
-        return with_languages(sides, Path(group.files[0]).name if is_marked else "")
+            sides.append(FoundText(file, index, texts, language, kind="text", is_marked=is_marked))
+        # Such as `eng-fra/train.src`.
+        return with_languages(sides, "/".join(Path(group.files[0]).parts[-2:]) if is_marked else "")
     [file] = group.files
-    table = read_table(expand(file)[0], kind)
+    table = read_table(expand(file)[0], group.kind)
     with_text, given = text_columns(table), {*keys}
     # Most of its texts may be missing.
     wanted = {*languages} - {None, *(_language_of(column.name) for column in with_text)}
     sides = [
-        FoundText(column.name, column.key, column.texts, _language_of(column.name))
+        FoundText(column.name, column.key, column.texts, _language_of(column.name), kind=group.kind)
         for column in table.columns
         if column in with_text
         or {column.name, str(column.key)} & given
@@ -200,7 +217,7 @@ def sides_of(
     if len(sides) < 2:
         names = ", ".join(column.name for column in table.columns)
         hint = "; choose with --source-column and --target-column" if len(table.columns) > 1 else ""
-        if len(table.columns) == 1 and kind == "tsv":
+        if len(table.columns) == 1 and group.kind == "tsv":
             hint = "; tabs separate columns"
         found = f"{len(sides)} among {names}{hint}" if table.columns else "none"
         raise DataError(f"{file}: two columns of text are needed, source and target; found {found}")

@@ -196,6 +196,53 @@ def test_parts_of_a_table_may_have_any_suffix(mtrain):
     assert train_pairs() == PAIRS
 
 
+def test_tables_without_names_of_columns_may_have_different_columns(mtrain):
+    """As parallel corpora are distributed: with scores, addresses or languages before the sentences."""
+    tsv_file("train.fr-en.tsv", TARGETS, SOURCES)
+    tsv_file("mined.en-fr.tsv", [f"1.0{i}" for i, _ in enumerate(PAIRS)], SOURCES, TARGETS)
+    addresses = [f"https://example.com/{i}" for i, _ in enumerate(PAIRS)]
+    tsv_file("crawled.sent", addresses, addresses, SOURCES, TARGETS)
+    tsv_file("test.txt", ["eng"] * len(PAIRS), ["fra"] * len(PAIRS), SOURCES, TARGETS)
+    train = ("train.fr-en.tsv", "mined.en-fr.tsv", "crawled.sent")
+    options = ("--source-lang", "en", "--target-lang", "fr", "--test", "test.txt")
+    assert mtrain("init", *train, *options)[0] == 0
+    assert train_pairs() == PAIRS * 3
+    assert list(good_pairs([load_config(CONFIG).data.test["test"]], "error")) == PAIRS
+
+
+def test_corpora_may_be_of_different_kinds(mtrain):
+    names = text_files("part.en", "part.fr", len(PAIRS))
+    train = (tsv_file("train.tsv"), *names, jsonl_file("train.jsonl"))
+    text_files("val.en", "val.fr", 20)
+    options = (
+        "--validation",
+        "val.fr",
+        "--validation",
+        "val.en",
+        "--test",
+        tsv_file("test.txt", TARGETS, SOURCES),
+    )
+    assert mtrain("init", *train, *options)[0] == 0
+    data = load_config(CONFIG).data
+    assert train_pairs() == PAIRS * 3
+    assert list(good_pairs(data.validation, "error")) == PAIRS[:20]
+    assert list(good_pairs([data.test["test"]], "error")) == PAIRS
+
+
+def test_columns_that_are_guessed_for_a_corpus_of_another_kind_are_reported(mtrain):
+    names = text_files("train.src", "train.trg")
+    options = (
+        "--source-lang",
+        "en",
+        "--target-lang",
+        "fr",
+        "--test",
+        tsv_file("test.tsv", SOURCES, TARGETS, TARGETS[::-1]),
+    )
+    code, _, err = mtrain("init", *names, *options)
+    assert code == 0 and "warning: test.tsv: using columns 0 and 1" in err
+
+
 def test_a_config_on_stdout_names_the_default_file(mtrain):
     code, out, _ = mtrain("init", *text_files(), "-o", "-")
     assert code == 0 and "mtrain check en-fr.yaml" in out and "run_dir: runs/en-fr" in out
@@ -276,7 +323,7 @@ def archive():
         ("other.csv", b"Yes.\n", ".csv files are not supported; save the table"),
         ("train.xls", b"Yes\tOui\n", ".xls files are not supported; save the table"),
         ("train.docx", b"Yes.\n", ".docx files are not supported; save it as plain text"),
-        ("train.tsv", b"Yes.\tOui.\nNo.\tNon.\n", "train.en and train.tsv are of different kinds"),
+        ("train.tsv", b"Yes.\tOui.\nNo.\tNon.\n", "train.en: one column only; give two files"),
     ],
 )
 def test_archives_documents_and_tables_beside_text(mtrain, name, contents, message):
@@ -311,6 +358,16 @@ def test_a_language_that_cannot_be_identified_is_not_doubted(mtrain):
     assert code == 0
     assert f"target: a.csb (Kashubian): {TARGETS[0]}" in err and "does not seem" not in err
     assert load_config("en-csb.yaml").data.target_lang == "csb"
+
+
+def test_identifiers_beside_sides_are_no_indonesian(mtrain):
+    """As in the Tatoeba Challenge, whose folders have the names of the languages."""
+    names = text_files("eng-fra/train.src", "eng-fra/train.trg")
+    Path("eng-fra/train.id").write_text("corpus\teng\tfra\n")
+    code, _, err = mtrain("init", *names, "eng-fra/train.id")
+    assert code == 0 and "not used: eng-fra/train.id\n" in err
+    data = load_config(CONFIG).data
+    assert (data.source_lang, data.target_lang, train_pairs()) == ("en", "fr", PAIRS[:300])
 
 
 @pytest.mark.parametrize("role", ["validation", "test"])
@@ -477,10 +534,16 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
         ({"a.en.xz": b"x"}, "a.en.xz", 3, "a.en.xz: .xz files are not supported; decompress it"),
         ({"a.json": b'[{"en": "a"}]'}, "a.json", 3, "a.json:1: not JSONL"),
         (
-            {"a.tsv": b"a\tb\n", "b.jsonl": b"{}"},
-            "a.tsv b.jsonl",
+            {"a.tsv": b"a\tb\n", "a.jsonl": b"{}"},
+            "a.*",
             3,
-            "a.tsv and b.jsonl are of different kinds",
+            "a.jsonl and a.tsv are of different kinds; give them one by one",
+        ),
+        (
+            {"a.en-fr.tsv": b"A b.\tC d.\n", "a.en-de.tsv": b"A b.\tE f.\n"},
+            "a.en-fr.tsv a.en-de.tsv",
+            3,
+            "a.en-de.tsv: 1 is in de, not in fr",
         ),
         ({"a.en": b"x\n"}, "a.en a.en", 2, "a.en: given twice"),
         (
@@ -543,9 +606,10 @@ def test_mistakes_end_in_one_line(mtrain, files, arguments, code, message):
     assert not list(Path().glob("*.yaml"))
 
 
-def test_what_archives_of_opus_have_besides_a_corpus_is_not_used(mtrain):
+def test_what_archives_and_tools_have_besides_a_corpus_is_not_used(mtrain):
     names = text_files("Europarl.en-fr.en", "Europarl.en-fr.fr")
-    notes = ["README", "LICENSE", "Europarl.en-fr.ids", "Europarl.en-fr.xml"]
+    notes = ["README", "LICENSE", "Europarl.en-fr.ids", "Europarl.en-fr.xml", "train.meta.jsonl.gz"]
+    notes += ["train.stats.json", "corpus.best-scores.zst", "corpus.filters.json", "RF1_scores.jsonl.gz"]
     for name in notes:
         Path(name).write_text("<x>\n")
     code, _, err = mtrain("init", *notes, *names)

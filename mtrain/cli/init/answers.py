@@ -59,8 +59,8 @@ def settle_sides(candidates: Sequence[FoundText], given: Given) -> ChosenSides:
     return chosen
 
 
-def settle_languages(sides: ChosenSides, given: Given) -> tuple[Languages, ChosenSides]:
-    """The languages, and the sides: exchanged if the answer names their languages in the other order.
+def settle_languages(sides: ChosenSides, given: Given) -> tuple[Languages, bool]:
+    """The languages, and whether the answer names those of the sides in the other order.
 
     Raises UsageError if nobody can be asked and a language is unknown or both are the same.
     """
@@ -69,11 +69,9 @@ def settle_languages(sides: ChosenSides, given: Given) -> tuple[Languages, Chose
         if code and side.named and not is_same_language(code, side.named):
             log.warning("%s: its name says %s, not %s", side.name, side.named, code)
     if not given.asks or all(given.languages):
-        return _require_languages(sides, found[0], found[1]), sides
+        return _require_languages(sides, found[0], found[1]), False
     languages = _ask_for_languages(found)
-    if all(map(is_same_language, languages, sides.languages[::-1])):
-        sides = ChosenSides(sides.target, sides.source)
-    return languages, sides
+    return languages, all(map(is_same_language, languages, sides.languages[::-1]))
 
 
 def settle_minutes(given: Given) -> float | None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mtrain.config.new_config import NewConfig
     from mtrain.inspection.corpora import InspectedCorpus
     from mtrain.inspection.file_groups import Roles
-    from mtrain.inspection.files import Kind
 
 contents_option = partial(Option, rich_help_panel="Contents of the files")
 config_option = partial(Option, rich_help_panel="Config")
@@ -146,20 +145,19 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
     from mtrain.config.new_config import NewConfig
     from mtrain.inspection.corpora import inspect_corpora, spec_of
     from mtrain.inspection.file_groups import find_siblings, names_of_test_sets
-    from mtrain.inspection.files import kind_of, sides_of
+    from mtrain.inspection.files import sides_of
 
-    kind = kind_of(names[0], [*names[1], *names[2]], given.languages)
-    if kind == "text" and any(given.columns):
+    roles = _roles(names, given.languages)
+    if roles.train[0].kind == "text" and any(given.columns):
         raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
-    roles = _roles(names, kind, given.languages)
-    sides = settle_sides(sides_of(roles.train[0], kind, given.columns, given.languages), given)
-    found = inspect_corpora(roles, find_siblings(roles.train[0]), kind, sides)
+    sides = settle_sides(sides_of(roles.train[0], given.columns, given.languages), given)
+    found = inspect_corpora(roles, find_siblings(roles.train[0]), sides)
     show_corpora(found, sides)
-    (source, target), sides = settle_languages(sides, given)
+    (source, target), are_exchanged = settle_languages(sides, given)
     minutes = settle_minutes(given)
 
     def sized(corpora: "Sequence[InspectedCorpus]") -> list[tuple[dict[str, Any], int]]:
-        return [(spec_of(corpus.group, kind, sides), corpus.pairs) for corpus in corpora]
+        return [(spec_of(each.group, each.sides.exchanged_if(are_exchanged)), each.pairs) for each in corpora]
 
     tests = zip(names_of_test_sets([corpus.group for corpus in found.test]), sized(found.test), strict=True)
     # Test sets must be readable; `check` warns about them.
@@ -177,15 +175,14 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
     )
 
 
-def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[str | None]) -> "Roles":
+def _roles(names: Sequence[Sequence[str]], languages: Collection[str | None]) -> "Roles":
     """What the files are for: as the options say, or else as their names say. Raises UsageError if some would
     not be used."""
     from mtrain.inspection.file_groups import Roles, divide_by_role
     from mtrain.inspection.files import groups_of
 
-    own = divide_by_role(groups_of(names[0], kind, languages))
-    validation = groups_of(names[1], kind, languages) if names[1] else []
-    test = groups_of(names[2], kind, languages) if names[2] else []
+    train, validation, test = (groups_of(files, languages) for files in names)
+    own = divide_by_role(train)
     for role, given, found in (("validation", validation, own.validation), ("test", test, own.test)):
         if given and found:
             unused = ", ".join(name for group in found for name in group.files)

@@ -171,7 +171,7 @@ def test_sides_are_chosen(texts, keys, languages, expected, certain):
 
 
 def test_two_files_are_in_the_order_given():
-    files = [side._replace(is_file=True) for side in sides("tgt.txt", "src.txt")]
+    files = [side._replace(kind="text") for side in sides("tgt.txt", "src.txt")]
     assert choose_sides(files, NONE, NONE).source.name == "tgt.txt"
 
 
@@ -251,6 +251,6 @@ def test_what_is_given_is_the_language_before_names_and_contents():
 
 
 def test_sides_in_names_are_not_exchanged_by_what_the_texts_seem_to_be():
-    texts = [FoundText("a.src", 0, TARGETS, is_file=True, is_marked=True)]
-    texts += [FoundText("a.trg", 1, SOURCES, is_file=True, is_marked=True)]
+    texts = [FoundText("a.src", 0, TARGETS, kind="text", is_marked=True)]
+    texts += [FoundText("a.trg", 1, SOURCES, kind="text", is_marked=True)]
     assert choose_sides(with_languages(texts, ""), NONE, ("en", "fr")).source.name == "a.src"

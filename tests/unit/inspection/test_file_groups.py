@@ -100,8 +100,8 @@ def test_files_of_several_sets_are_grouped(source, target, names):
 
 def test_the_source_is_first_if_the_names_say_so():
     [group] = group_text_files(["train.trg.de", "train.src.en"])
-    assert group == (("train.src.en", "train.trg.de"), ("en", "de"))
-    assert group_text_files(["tgt.txt", "src.txt"]) == [(("src.txt", "tgt.txt"), (None, None))]
+    assert group == Group(("train.src.en", "train.trg.de"), ("en", "de"))
+    assert group_text_files(["tgt.txt", "src.txt"]) == [Group(("src.txt", "tgt.txt"), (None, None))]
 
 
 @pytest.mark.parametrize("code", ["qxx", "src", "dev"])
