@@ -114,7 +114,8 @@ class ParquetCorpus(FieldsCorpus):
 
 
 class HubCorpus(FieldsCorpus):
-    """A dataset on the Hugging Face Hub, or a local folder with one; not a script-based dataset."""
+    """A dataset on the Hugging Face Hub, or a local folder with one, also if `save_to_disk` of the library
+    `datasets` wrote it; not a script-based dataset."""
 
     hub: FilePath = Field(
         description="dataset on the Hugging Face Hub, such as `wmt/wmt14`, or a local folder"

@@ -220,6 +220,18 @@ def test_hub_dataset_in_a_local_folder(tmp_path: Path, split: str, expected: lis
         read(hub=tmp_path / "set", split="nope", **fields)
 
 
+def test_hub_dataset_that_was_saved_to_disk(tmp_path: Path):
+    import datasets
+
+    table = datasets.Dataset.from_list([{"en": "a", "fr": "x"}])
+    table.save_to_disk(tmp_path / "table")
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "tables")
+    assert read(hub=tmp_path / "table", **FIELDS) == [("a", "x")]
+    assert read(hub=tmp_path / "tables", split="test", **FIELDS) == [("a", "x")]
+    with pytest.raises(DataError, match="cannot load the dataset"):
+        read(hub=tmp_path / "tables", split="nope", **FIELDS)
+
+
 def test_toy():
     assert read(toy="validation") == toy_pairs("validation")
 
