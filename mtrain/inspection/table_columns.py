@@ -15,6 +15,7 @@ from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data.reading.lines import read_lines
 from mtrain.data.reading.parquet import read_parquet
 from mtrain.data.reading.records import count_signs, show_csv, split_quoted
+from mtrain.data.scanning.sides import is_sentence
 from mtrain.errors import DataError
 
 TableKind = Literal["tsv", "jsonl", "parquet"]
@@ -38,7 +39,6 @@ _SENTENCE_END = regex.compile(r"(?r)[\p{Sentence_Terminal}།]\Z")
 _MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # placeholders for missing values
 _PREFIX = 6  # characters
 _MANY, _DISTINCT = 20, 0.05  # values that tell whether they repeat, and the share of different sentences
-_IDENTIFIER = re.compile(r"[\d_/@]|\.\w")  # in a word
 
 
 class TableColumn(NamedTuple):
@@ -189,7 +189,7 @@ def text_columns(table: Table) -> list[TableColumn]:
 
 def _is_text(texts: Sequence[str]) -> bool:
     filled = [text for text in texts if text.strip()]
-    like_sentences = sum(map(_is_sentence, filled))
+    like_sentences = sum(map(is_sentence, filled))
     return bool(filled) and like_sentences >= len(filled) / 2 and not _is_same(filled)
 
 
@@ -203,9 +203,3 @@ def _is_same(texts: Sequence[str]) -> bool:
     """Whether most texts are the same, apart from empty ones."""
     filled = [text for text in texts if text.strip()]
     return len(filled) >= _MANY and Counter(filled).most_common(1)[0][1] >= 0.9 * len(filled)
-
-
-def _is_sentence(text: str) -> bool:
-    has_letters = any(map(str.isalpha, text))
-    is_identifier = text.isascii() and " " not in text.strip() and _IDENTIFIER.search(text.strip())
-    return has_letters and "://" not in text and not is_identifier

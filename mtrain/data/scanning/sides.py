@@ -7,6 +7,7 @@ the similarities of the targets, for each possible shift. Differences between co
 same distance are used, because in a sorted corpus all neighbors are similar.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,6 +34,7 @@ _SPREAD = 0.15  # minimum standard deviation of their logarithmic lengths, which
 _TEXTS = 200  # of a side, of which the language is identified
 _CHARACTERS = 50  # minimum to determine the script
 _MANY_CHARACTERS = 500  # minimum to identify the language, or to compare texts
+_IDENTIFIER = re.compile(r"[\d_/@]|\.\w")  # in a word
 _DIFFERENT = 0.03  # minimum difference of sides that are exchanged
 Profile = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float32]
@@ -164,6 +166,13 @@ class _DetectedLanguage:
         return f"{self.script} script" if self.identified is None else f"language {self.identified.code}"
 
 
+def is_sentence(text: str) -> bool:
+    """Whether a text may be a sentence or a word, rather than a number, an address or an identifier."""
+    has_letters = any(map(str.isalpha, text))
+    is_identifier = text.isascii() and " " not in text.strip() and _IDENTIFIER.search(text.strip())
+    return has_letters and "://" not in text and not is_identifier
+
+
 def find_wrong_languages(sources: Sequence[str], targets: Sequence[str], direction: Direction) -> str:
     """What is wrong with the languages of a corpus, as text to follow its name; empty if nothing seems to
     be wrong."""
@@ -206,7 +215,10 @@ class CorpusSides:
 
     def what_is_wrong(self, direction: Direction) -> str:
         """What is wrong, as text to follow the name of the corpus; empty if nothing seems to be wrong."""
-        wrong = [find_wrong_languages(*self._texts, direction)]
+        named = zip(("sources", "targets"), self._texts, strict=True)
+        others = [name for name, texts in named if 2 * sum(map(is_sentence, texts)) < len(texts)]
+        wrong = [f"the {name} seem not to be sentences; check the columns" for name in others]
+        wrong = wrong or [find_wrong_languages(*self._texts, direction)]
         if self._exchanged:
             pairs = "pairs from about {} to {}".format(*self._exchanged)
             wrong.append(f"the sides of {pairs} seem to be exchanged, compared with the first pairs")

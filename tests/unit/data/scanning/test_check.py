@@ -95,6 +95,18 @@ def test_unusable_validation_and_test_sets_are_warned_of(corpora):
     ]
 
 
+def test_a_corpus_without_usable_pairs_is_warned_of(corpora):
+    data = corpora([("", "leer")]).data
+    data = data.model_copy(update={"train": [*data.train, ToyCorpus(toy="train")]})
+    assert f"{data.names[0]} has no usable pair" in list_warnings(check_data(data))
+
+
+def test_a_corpus_of_other_columns_than_sentences_is_warned_of(corpora):
+    addresses = [(f"https://example.com/{n}", source) for n, (source, _) in enumerate(GOOD)]
+    [warning] = list_warnings(check_data(corpora(addresses).data))
+    assert warning.endswith("train.source: the sources seem not to be sentences; check the columns")
+
+
 def test_the_first_unreadable_pairs_are_listed_with_reasons(corpora, tmp_path):
     bad = [("caf\udce9", "x")] * 7
     found = check_data(corpora([*GOOD, *bad], [("A", "B"), *bad[:1]]).data)
