@@ -47,16 +47,17 @@ def _spec(loaded: LoadedModel) -> Any:
         shape |= {"rotary_dim": config.d_model // config.heads, "rotary_interleave": False}
     encoder = specs.TransformerEncoderSpec(config.encoder_layers, **shape)
     decoder = specs.TransformerDecoderSpec(config.decoder_layers, **shape)
-    for side, layers, norm in (
-        (encoder, model.encoder, model.encoder_norm),
-        (decoder, model.decoder, model.decoder_norm),
+    length = with_positions(loaded).max_positions  # as many as mtrain may use
+    for side, layers, norm, learned in (
+        (encoder, model.encoder, model.encoder_norm, model.learned_positions),
+        (decoder, model.decoder, model.decoder_norm, model.learned_target_positions),
     ):
         for spec, layer in zip(side.layer, layers, strict=True):
             _layer(spec, layer)
         if config.norm == "pre":
             _norm(side.layer_norm, norm)
-        if config.positions != "rotary":
-            side.position_encodings.encodings = _positions(loaded, target=side is decoder)
+        if (table := model.embed.positions(0, length, learned)) is not None:  # they are not rotary
+            side.position_encodings.encodings = _copy(table)
     encoder.embeddings[0].weight = _copy(model.source_embedding.weight)
     decoder.embeddings.weight = _copy((model.target_embedding or model.source_embedding).weight)
     _linear(decoder.projection, *masked_projection(model, loaded.config.decoding.forbidden_ids))
@@ -79,15 +80,6 @@ def masked_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Ten
         bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().clone()
         bias[forbidden_ids] = -math.inf
     return weight, bias
-
-
-def _positions(loaded: LoadedModel, target: bool) -> Tensor:
-    """The positional encodings, for as many positions as mtrain may use."""
-    model, length = loaded.model, with_positions(loaded).max_positions
-    learned = model.learned_target_positions if target else model.learned_positions
-    table = model.embed.positions(0, length, learned)
-    assert isinstance(table, Tensor)
-    return _copy(table)
 
 
 def _layer(spec: Any, layer: nn.Module) -> None:

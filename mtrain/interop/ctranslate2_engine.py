@@ -54,10 +54,8 @@ def with_ctranslate2(path: Path, translator: Translator) -> Translator:
         if wanted != "auto":
             raise UsageError(f"--engine ctranslate2 has no {wanted} here; set decoding.precision to auto")
         data_type = "float32"
-    threads = {
-        "inter_threads": workers.count,
-        "intra_threads": max(1, torch.get_num_threads() // workers.count),
-    }
+    each = max(1, torch.get_num_threads() // workers.count)
+    threads = {"inter_threads": workers.count, "intra_threads": each}
 
     def load(folder: Path) -> Any:
         return ctranslate2.Translator(str(folder), compute_type=data_type, **places, **threads)

@@ -132,12 +132,12 @@ def require_exports(config: Config, tokenizer: Tokenizer | None = None) -> None:
 
 def describe_exports(config: Config, tokenizer: Tokenizer) -> str:
     """Which formats support a model, for the log."""
-    formats = [format for format in get_args(Format) if format != "transformers"]
-    reasons = {
-        format: unsupported_reason(config, format) or unsupported_tokenizer(tokenizer, format)
-        for format in formats
-    }
-    return ", ".join(f"{name}: {f'no ({reason})' if reason else 'yes'}" for name, reason in reasons.items())
+
+    def answer(format: Format) -> str:
+        reason = unsupported_reason(config, format) or unsupported_tokenizer(tokenizer, format)
+        return f"{format}: no ({reason})" if reason else f"{format}: yes"
+
+    return ", ".join(answer(format) for format in get_args(Format) if format != "transformers")
 
 
 def longest_output(loaded: LoadedModel) -> int:

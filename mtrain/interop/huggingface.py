@@ -133,9 +133,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         mapped = zipfile.is_zipfile(file)  # files from PyTorch versions before 1.6 are not
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # damaged files raise errors of many types
-        raise ModelError(
-            f"{file}: damaged, or contains objects other than weights ({type(error).__name__})"
-        ) from None
+        problem = f"damaged, or contains objects other than weights ({type(error).__name__})"
+        raise ModelError(f"{file}: {problem}") from None
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise ModelError(f"{file}: expected a mapping of names to tensors")
     return tensors

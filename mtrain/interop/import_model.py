@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor
 
 from mtrain.checkpoint.model_card import stated_license, write_card
 from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
@@ -19,7 +18,7 @@ from mtrain.config.sections.model import ModelConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.search.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
-from mtrain.interop.bergamot.read import convert_native, native_weights
+from mtrain.interop.bergamot.read import Converted, convert_native, native_weights
 from mtrain.interop.generation_config import decoding_from_generation
 from mtrain.interop.huggingface import read_config, read_object, read_weights, source_folder
 from mtrain.interop.m2m_100_tokenizer import ImportedTokenizer, take_tokenizer, write_languages
@@ -71,9 +70,7 @@ def import_model(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
     write_new_folder(out, fill)
 
 
-def _convert(
-    folder: Path, into: Path, source: str
-) -> tuple[dict[str, Tensor], ModelFolderConfig, ImportedTokenizer]:
+def _convert(folder: Path, into: Path, source: str) -> Converted:
     """Like `convert_native`, for a model of Transformers in a folder."""
     config = with_defaults(read_config(folder))
     names = read_object(folder / "tokenizer_config.json", optional=True)
@@ -133,14 +130,10 @@ def _languages(names: dict[str, Any], imported: ImportedTokenizer) -> dict[str, 
     """The raw keys of a model folder for languages, from tokenizer_config.json."""
     codes = imported.tokenizer.source.codes
     if not codes:
-        return {
-            "source_lang": names.get("source_lang") or "und",
-            "target_lang": names.get("target_lang") or "und",
-            "language_tags": names.get("language_tags") or "none",
-        }
-    source, target = (
-        code if code in [*codes] else "und" for code in map(names.get, ("src_lang", "tgt_lang"))
-    )
+        defaults = {"source_lang": "und", "target_lang": "und", "language_tags": "none"}
+        return {key: names.get(key) or default for key, default in defaults.items()}
+    given = names.get("src_lang"), names.get("tgt_lang")
+    source, target = (code if code in [*codes] else "und" for code in given)
     return {
         "source_lang": source,
         "target_lang": target,

@@ -137,9 +137,8 @@ def _shifted(file: Path) -> dict[str, int]:
     """The ids that fairseq gives the pieces of a SentencePiece model."""
     _, pieces = load_model_file(file)
     if pieces[:3] != ["<unk>", "<s>", "</s>"]:
-        raise ModelError(
-            f"{file}: unsupported: the first pieces must be <unk>, <s> and </s>, not {pieces[:3]}"
-        )
+        problem = f"the first pieces must be <unk>, <s> and </s>, not {pieces[:3]}"
+        raise ModelError(f"{file}: unsupported: {problem}")
     return {piece: i for i, piece in enumerate([*_SPECIAL, *pieces[3:]])}
 
 
@@ -206,9 +205,8 @@ def _from_tokenizer_json(file: Path) -> tuple[dict[str, int], bytes]:
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ModelError(f"{file}: not the tokenizer of NLLB-200: {error!r}") from None
     if (*kinds, prefix) != ("BPE", "Metaspace", "\u2581", "always") or any(options):
-        raise ModelError(
-            f"{file}: unsupported: only BPE with spaces as \u2581, as of NLLB-200; found {kinds}, {prefix}"
-        )
+        supported = "only BPE with spaces as \u2581, as of NLLB-200"
+        raise ModelError(f"{file}: unsupported: {supported}; found {kinds}, {prefix}")
     pieces = [piece for piece, _ in groupby(merged)]
     known, given = {*pieces, *characters}, {*pairs}
     possible = ((piece[:cut], piece[cut:]) for piece in pieces for cut in range(1, len(piece)))

@@ -18,14 +18,10 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
 EQUIVALENT = {  # keys of config.json and ModelConfig
-    "d_model": "d_model",
-    "encoder_layers": "encoder_layers",
-    "decoder_layers": "decoder_layers",
+    **{key: key for key in ("d_model", "encoder_layers", "decoder_layers")},
     "encoder_attention_heads": "heads",
     "encoder_ffn_dim": "ffn_dim",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": "activation_dropout",
+    **{key: key for key in ("dropout", "attention_dropout", "activation_dropout")},
     "max_position_embeddings": "max_positions",
     "vocab_size": "source_vocab_size",
 }
@@ -40,11 +36,8 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 FIXED: dict[str, dict[str, bool]] = {
     "marian": {
         "scale_embedding": True,
-        "normalize_before": False,
-        "normalize_embedding": False,
-        "layernorm_embedding": False,
-        "add_final_layer_norm": False,
-        "add_bias_logits": False,
+        **dict.fromkeys(("normalize_before", "normalize_embedding", "layernorm_embedding"), False),
+        **dict.fromkeys(("add_final_layer_norm", "add_bias_logits"), False),
         "static_position_embeddings": True,
     },
     "pegasus": {"scale_embedding": True, "normalize_before": True, "normalize_embedding": False},
@@ -72,7 +65,7 @@ def take_marian_tokenizer(
     for side, mapping in mappings.items():
         ids = Vocabulary(folder / models[side], folder / mapping).ids
         shutil.copyfile(folder / models[side], into / f"{side}.model")
-        own = own and _is_own(into / f"{side}.model", ids, config, theirs)
+        own = own and _is_own(into / f"{side}.model", ids, config.get("decoder_start_token_id"), theirs)
     if own and not separate:
         (into / "source.model").rename(into / "joint.model")
         (into / "target.model").unlink()
@@ -84,16 +77,14 @@ def take_marian_tokenizer(
     return Tokenizer(into)
 
 
-def _is_own(
-    model: Path, ids: dict[str, int] | None, config: dict[str, Any], theirs: dict[str, Tensor]
-) -> bool:
+def _is_own(model: Path, ids: dict[str, int] | None, start: Any, theirs: dict[str, Tensor]) -> bool:
     """Whether a mapping of tokens to ids equals the one in the SentencePiece model, apart from a start token
     that an export has added and that BOS can replace."""
     try:
         vocabulary = Vocabulary(model)
     except ModelError:  # a special token is missing
         return False
-    start, bos = config.get("decoder_start_token_id"), vocabulary.special.bos
+    bos = vocabulary.special.bos
     if start == len(vocabulary) and ids == with_pad_last(vocabulary):
         return starts_like(theirs, start, bos)
     return start == bos and ids == {piece: i for i, piece in enumerate(vocabulary.pieces)}

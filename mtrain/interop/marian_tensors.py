@@ -31,11 +31,8 @@ EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or on
 def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
     """The modules of a layer, each with the modules of Transformers whose rows it concatenates."""
     attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if decoder else {})
-    modules: dict[str, tuple[str, ...]] = {
-        "feed_forward.inner": ("fc1",),
-        "feed_forward.outer": ("fc2",),
-        "feed_forward_residual.norm": ("final_layer_norm",),
-    }
+    modules: dict[str, tuple[str, ...]] = {"feed_forward.inner": ("fc1",), "feed_forward.outer": ("fc2",)}
+    modules["feed_forward_residual.norm"] = ("final_layer_norm",)
     for ours, theirs in attentions.items():
         modules[f"{ours}_residual.norm"] = (f"{theirs}_layer_norm",)
         for module, parts in _ATTENTION.items():

@@ -94,10 +94,8 @@ def _write_model(
     the settings of `generate`."""
     decoding = loaded.config.decoding
     if changed := not_exportable(decoding):
-        log.warning(
-            "not exported, because generation_config.json does not support them: %s",
-            ", ".join(f"decoding.{key}" for key in changed),
-        )
+        lost = ", ".join(f"decoding.{key}" for key in changed)
+        log.warning("not exported, because generation_config.json does not support them: %s", lost)
     described = {theirs: getattr(model, ours) for theirs, ours in EQUIVALENT.items()} | {
         "is_encoder_decoder": True,
         "activation_function": model.activation,

@@ -36,14 +36,10 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
         for (source, target), model in described.items():
             folder = temporary / "models" / f"{source}-{target}"
             site = {"source": source, "target": target, "folder": f"models/{folder.name}", "model": MODEL}
-            found.append(
-                site | {"arithmetic": _write_model(model, folder), "vocabularies": vocabularies_in(folder)}
-            )
-        codes = dict.fromkeys(code for direction in described for code in direction)
-        languages = [
-            {"code": code, "name": language_name(code), "targets": [t for s, t in described if s == code]}
-            for code in codes
-        ]
+            site["arithmetic"] = _write_model(model, folder)
+            found.append(site | {"vocabularies": vocabularies_in(folder)})
+        targets = {code: [t for s, t in described if s == code] for pair in described for code in pair}
+        languages = [{"code": c, "name": language_name(c), "targets": into} for c, into in targets.items()]
         page = translator_page("engine", {"models": found, "languages": languages})
         write_text(temporary / "index.html", page)
 

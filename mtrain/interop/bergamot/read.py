@@ -31,6 +31,7 @@ from mtrain.tokenizer.vocabulary import Vocabulary, load_model_file
 
 log = logging.getLogger(__name__)
 
+Converted = tuple[dict[str, Tensor], ModelFolderConfig, ImportedTokenizer]  # what an import makes
 _SIDES = ({"source", "src"}, {"target", "trg", "tgt"})  # in the names of vocabularies
 _MAX_LENGTH = 512  # tokens; Marian does not store the limit
 _MAX_VOCABULARY = 2**26  # bytes of a vocabulary in YAML
@@ -55,9 +56,7 @@ def native_weights(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def convert_native(
-    file: Path, into: Path, source: str
-) -> tuple[dict[str, Tensor], ModelFolderConfig, ImportedTokenizer]:
+def convert_native(file: Path, into: Path, source: str) -> Converted:
     """The weights and settings of a model of Marian, and its tokenizer, which is written to a folder.
 
     The decoder starts with a vector of zeros: the embedding of BOS, or of <pad>, which is added. Raises
@@ -132,7 +131,8 @@ def _take_vocabularies(folder: Path, into: Path, rows: Sequence[int], zeros: Seq
         shutil.copyfile(model, into / f"{name}.model")
     if not listed and _has_own_ids([into / f"{name}.model" for name in names], rows, zeros):
         return Tokenizer(into)
-    mappings = [_read_ids(file) for file in listed] or [_ids_of(model) for model in models]
+    own = (load_model_file(model)[1] for model in models)
+    mappings = [*map(_read_ids, listed)] or [{piece: i for i, piece in enumerate(pieces)} for pieces in own]
     prefixes = [""] if len(mappings) == 1 else ["source_", "target_"]
     for prefix, ids, count in zip(prefixes, mappings, rows, strict=False):
         if not listed and len(ids) < count:
@@ -164,11 +164,6 @@ def _has_own_ids(models: Sequence[Path], rows: Sequence[int], zeros: Sequence[in
         sizes = [len(vocabularies[0]), len(vocabularies[-1])]
         return sizes == [*rows] and vocabularies[-1].special.bos in zeros
     return False
-
-
-def _ids_of(model: Path) -> dict[str, int]:
-    _, pieces = load_model_file(model)
-    return {piece: i for i, piece in enumerate(pieces)}
 
 
 def _read_ids(file: Path) -> dict[str, int]:

@@ -36,7 +36,7 @@ def write_bergamot(loaded: LoadedModel, folder: Path, int8: bool, rows: Sequence
     languages_of(loaded.config)
     model, tokenizer = loaded.model.config, loaded.tokenizer
     sides = {"source": tokenizer.source, "target": tokenizer.target}
-    sizes = {side: _rounded_up(len(vocabulary)) for side, vocabulary in sides.items()}
+    sizes = {side: -(-len(vocabulary) // _MULTIPLE) * _MULTIPLE for side, vocabulary in sides.items()}
     for name, side in zip(VOCABULARIES[tokenizer.joint], sides, strict=False):
         processor = sides[side].processor
         unused = [f"<unused {i}>" for i in range(len(processor), sizes[side])]
@@ -70,10 +70,6 @@ def languages_of(config: ModelFolderConfig) -> tuple[str, str]:
 def arithmetic(int8: bool) -> str:
     """The engine's name of the data type of matrix products."""
     return "int8shiftAll" if int8 else "float32"
-
-
-def _rounded_up(size: int) -> int:
-    return -(-size // _MULTIPLE) * _MULTIPLE
 
 
 def _write_settings(loaded: LoadedModel, folder: Path, int8: bool) -> None:
