@@ -45,14 +45,8 @@ def check(
 
     loaded = options.load_config(config, set_, run_dir)
     check_corpora(loaded.data)
-    scanner = CorpusScanner(
-        RawFiles(loaded.data),
-        loaded.seed,
-        check=True,
-        strict=False,
-        for_tokenizer=False,
-        normalizers=partial(tokenizer_normalizers, loaded),
-    )
+    scanner = CorpusScanner(RawFiles(loaded.data), loaded.seed, check=True, strict=False, for_tokenizer=False)
+    scanner.normalizers = partial(tokenizer_normalizers, loaded)
     loaded = resolve_config(loaded, scanner, load_weights=False).config
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines

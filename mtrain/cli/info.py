@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from mtrain.runs.summary import Files, RunProgress, Summary
 
 Rows = list[list[str]]
-_TIED = {
-    "all": "shared by source, target and output",
-    "decoder": "shared by target and output",
-    "none": "separate",
-}
+_TIED = {"all": "shared by source, target and output", "decoder": "shared by target and output"}
 _LIMITS = ("max_steps", "max_epochs", "max_minutes", "patience")
 _WITHOUT_CHECKPOINTS = "its checkpoints were removed, so it cannot be resumed"
 _DATA_TYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -157,7 +153,7 @@ def _model(model: "Description") -> Rows:
         limits = [["longest side", f"{longest}; longer pairs are not classified"]]
     else:
         decoder = f"{architecture.decoder_layers} decoder"
-        embeddings = [["embeddings", _TIED[architecture.tie_embeddings]]]
+        embeddings = [["embeddings", _TIED.get(architecture.tie_embeddings, "separate")]]
         longest += "" if info.export else "; longer lines are split"
         limits = [["longest source", longest], ["decoding", _decoding(config.decoding)]]
     rows = [
@@ -234,9 +230,7 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
         rows.append(["device", progress.arithmetic])
     if config is not None:
         training = config.training
-        limits = [
-            f"{name} {value:,.15g}" for name in _LIMITS if (value := getattr(training, name)) is not None
-        ]
+        limits = [f"{key} {value:,.15g}" for key in _LIMITS if (value := getattr(training, key)) is not None]
         if training.patience is not None:
             limits[-1] += f" validations ({progress.validations_without_improvement} so far)"
         rows.append(["limits", ", ".join(limits) or "none"])

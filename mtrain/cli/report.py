@@ -40,7 +40,6 @@ def report(
         page = report_page(runs, sentences, device, options.overrides(set_))
     with open_output(output_file) as out:
         out.write(page)
-    if is_stream(output_file):
-        return
-    print_to_stdout(output_file)
-    terminal.suggest("report saved; open it in a browser", str(output_file.resolve()))
+    if not is_stream(output_file):
+        print_to_stdout(output_file)
+        terminal.suggest("report saved; open it in a browser", str(output_file.resolve()))

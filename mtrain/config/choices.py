@@ -3,17 +3,8 @@
 import math
 from typing import NamedTuple
 
-from mtrain.config.recipe import (
-    CPU,
-    Budget,
-    CorpusSize,
-    dropout,
-    ema_decay,
-    peak_rate,
-    useful_epochs,
-    useful_tokens,
-    warmup,
-)
+from mtrain.config import recipe
+from mtrain.config.recipe import CPU, Budget, CorpusSize
 from mtrain.config.sections.presets import SIZES
 
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
@@ -52,17 +43,17 @@ def choose_training(
     tokens = limit.tokens
     epochs = tokens / size.tokens
     # A longer run ends early if validation does not improve, so warm-up and validations suit the useful part.
-    useful = min(tokens, useful_tokens(size))
+    useful = min(tokens, recipe.useful_tokens(size))
     useful_steps = max(1, round(steps * useful / tokens))
     interval = math.ceil(useful_steps / budget.validations(useful, size, speed))
     saved_every = min(interval, CHECKPOINT_STEPS)
-    warmup_steps = warmup(useful_steps)
+    warmup_steps = recipe.warmup(useful_steps)
     share = f"{warmup_steps / useful_steps:.0%}"
     choices = [
-        Choice("model.dropout", dropout(epochs), f"each pair is seen {epochs:.3g} times"),
+        Choice("model.dropout", recipe.dropout(epochs), f"each pair is seen {epochs:.3g} times"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
         Choice("training.batch_tokens", batch, f"{useful / 1e6:.3g} million target tokens in all"),
-        Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
+        Choice("training.learning_rate", recipe.peak_rate(width), f"model width {width}"),
         Choice("training.warmup_steps", warmup_steps, f"{share} of {useful_steps:,} steps"),
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
         Choice("training.checkpoint_every", saved_every, "with each validation or more often"),
@@ -70,8 +61,8 @@ def choose_training(
     if budget.by_clock:
         reason = f"as many as {limit.what} allow; corrected by the clock"
         choices.append(Choice("training.planned_steps", steps, reason))
-        most = max(steps, round(steps * useful_tokens(size) / tokens))
-        epochs = useful_epochs(size.pairs) * size.useful_share
+        most = max(steps, round(steps * recipe.useful_tokens(size) / tokens))
+        epochs = recipe.useful_epochs(size.pairs) * size.useful_share
         choices.append(Choice("training.max_steps", most, f"{epochs:.0f} useful epochs"))
         validated = budget.validation_tokens(size, speed)
         if validated < size.validation_tokens:
@@ -84,7 +75,7 @@ def choose_training(
         reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
         choices.append(Choice("training.schedule", "inverse_sqrt", reason))
         reason = "the learning rate does not end at zero"
-        choices.append(Choice("training.ema_decay", ema_decay(steps), reason))
+        choices.append(Choice("training.ema_decay", recipe.ema_decay(steps), reason))
     else:
         schedule = "wsd" if budget.by_clock else "cosine"
         choices.append(Choice("training.schedule", schedule, "the number of steps is known"))

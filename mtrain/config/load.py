@@ -15,7 +15,7 @@ from mtrain.config.yaml_io import YamlError, parse_yaml, read_yaml_file
 from mtrain.errors import MtrainError, UsageError
 from mtrain.paths import path_of
 
-SectionT = TypeVar("SectionT", bound=Section)
+T = TypeVar("T", bound=Section)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -47,11 +47,8 @@ def _of_this_version(raw: Any) -> Any:
 
 
 def validate(
-    section: type[SectionT],
-    raw: Any,
-    origin: str | Callable[[Keys], str],
-    error: type[MtrainError] = UsageError,
-) -> SectionT:
+    section: type[T], raw: Any, origin: str | Callable[[Keys], str], error: type[MtrainError] = UsageError
+) -> T:
     """Check a raw mapping against a section.
 
     `origin` begins the error message and says where the values come from: a string, or a function of the
@@ -97,9 +94,7 @@ def with_overrides(
     return validate(ModelFolderConfig, raw, "--set")
 
 
-def _replaced(
-    node: Any, keys: Sequence[str], value: Any, where: str = "", key_path: tuple[str, ...] = ()
-) -> Any:
+def _replaced(node: Any, keys: list[str], value: Any, where: str = "", key_path: tuple[str, ...] = ()) -> Any:
     """A copy of `node` with another value at the end of `keys`.
 
     `where` is the path of `node`, and `key_path` are the keys of that path without the indices of lists. The

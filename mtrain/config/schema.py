@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mtrain.config.languages import Direction, LanguageTags
-from mtrain.config.section import FilePath, Section
+from mtrain.config.section import FilePath, Section, Seed, TextLength
 from mtrain.config.sections.data import DataConfig
 from mtrain.config.sections.decoding import DecodingConfig
 from mtrain.config.sections.model import Architecture, ModelConfig
@@ -35,9 +35,7 @@ class Config(Section):
     run_dir: FilePath = Field(
         pattern=r"^[^\x00]+$", description="run folder, with checkpoints, metrics and the trained model"
     )
-    seed: int = Field(
-        1, ge=0, lt=2**63, description="seed of weights, batch order, dropout and held-out pairs"
-    )
+    seed: Seed = Field(1, description="seed of weights, batch order, dropout and held-out pairs")
     data: DataConfig = Field(description="the corpora")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the subword tokenizer")
     model: Architecture = Field(Architecture(), description="the architecture")
@@ -147,15 +145,12 @@ class Config(Section):
         if augment is None or is_reused:
             return
         if augment.cases and tokenizer.normalization.endswith("_cf"):
-            raise ValueError(
-                f"data.augment.{next(iter(augment.cases))} has no effect with tokenizer.normalization: "
-                f"{tokenizer.normalization}, which lowercases all text; leave out one of the two"
-            )
+            found = f"data.augment.{next(iter(augment.cases))} has no effect with tokenizer.normalization"
+            reason = f"{tokenizer.normalization}, which lowercases all text"
+            raise ValueError(f"{found}: {reason}; leave out one of the two")
         if augment.noise and not tokenizer.byte_fallback:
-            raise ValueError(
-                "data.augment.noise needs tokenizer.byte_fallback: true, because the vocabulary lacks its "
-                "characters"
-            )
+            reason = "because the vocabulary lacks its characters"
+            raise ValueError(f"data.augment.noise needs tokenizer.byte_fallback: true, {reason}")
 
 
 class ModelFolderConfig(Section):
@@ -168,7 +163,7 @@ class ModelFolderConfig(Section):
     normalizes_punctuation: bool = Field(
         False, description="whether to normalize punctuation by the rules of Moses before segmentation"
     )
-    max_length: int = Field(ge=2, le=65536, description="longest source, in tokens; longer lines are split")
+    max_length: TextLength = Field(description="longest source, in tokens; longer lines are split")
     tokenizer: TokenizerConfig = Field(description="the settings that the tokenizer was made with")
     model: ModelConfig = Field(description="the architecture, vocabulary sizes and token ids")
     decoding: DecodingConfig = Field(description="default decoding settings")

@@ -74,11 +74,8 @@ def with_languages(sides: Sequence[FoundText], file: str) -> list[FoundText]:
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
         return found
     # Both may seem to be in the same language, if the other one is similar to it, or not known.
-    straight, crossed = (
-        sum(is_same_language(side.seen, code) for side, code in zip(found, order, strict=True))
-        for order in (codes, codes[::-1])
-    )
-    if crossed > straight:
+    seen = [side.seen for side in found]
+    if sum(map(is_same_language, seen, codes[::-1])) > sum(map(is_same_language, seen, codes)):
         codes.reverse()
     return [side._replace(named=code) for side, code in zip(found, codes, strict=True)]
 

@@ -95,9 +95,7 @@ def inspect_corpus(group: Group, sides: ChosenSides) -> InspectedCorpus:
                 break
     name = " and ".join(group.files)
     if len(errors) > _BAD * parsed:
-        hint = (
-            "; convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW" if "not valid UTF-8" in str(errors[0]) else ""
-        )
+        hint = "; convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW" * ("not valid UTF-8" in str(errors[0]))
         raise DataError(f"{name}: {len(errors):,} of {parsed:,} pairs cannot be read: {errors[0]}{hint}")
     if first is None:
         raise DataError(f"{name}: no pair of sentences")

@@ -19,20 +19,11 @@ Kind = Literal["text", "tsv", "jsonl", "parquet"]
 Role = Literal["train", "validation", "test"]
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(
-        (
-            *("val", "valid", "validset", "validation", "dev", "devel", "devset"),
-            *("newsdev", "newsdiscussdev", "tune"),
-        ),
-        "validation",
-    ),
-    **dict.fromkeys(
-        (
-            *("test", "testset", "tst", "devtest", "eval", "evaluation", "heldout"),
-            *("newstest", "newsdiscusstest", "newssyscomb", "generaltest", "wmttest", "biomedicaltest"),
-        ),
-        "test",
-    ),
+    **dict.fromkeys(("val", "valid", "validset", "validation", "dev", "devel", "devset"), "validation"),
+    **dict.fromkeys(("newsdev", "newsdiscussdev", "tune"), "validation"),
+    **dict.fromkeys(("test", "testset", "tst", "devtest", "eval", "evaluation", "heldout"), "test"),
+    **dict.fromkeys(("newstest", "newsdiscusstest", "newssyscomb"), "test"),
+    **dict.fromkeys(("generaltest", "wmttest", "biomedicaltest"), "test"),
 }
 _SIDE = re.compile(
     r"(?<![A-Za-z\d])(?:(src|source|s1)|trg|tgt|target|ref|reference|s2|t1)(?![A-Za-z\d])", re.IGNORECASE

@@ -22,18 +22,8 @@ TableKind = Literal["tsv", "jsonl", "parquet"]
 SAMPLE = 1000  # rows
 SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
 TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
-_OTHER_WORDS = {
-    "id",
-    "index",
-    "phrase",
-    "phrases",
-    "score",
-    "sentence",
-    "sentence1",
-    "sentence2",
-    "sentences",
-}
-_OTHER_WORDS |= {"string", "strings", "text", "texts", "url", "words"}
+_OTHER_WORDS = {"id", "index", "phrase", "phrases", "score", "sentence", "sentence1", "sentence2"}
+_OTHER_WORDS |= {"sentences", "string", "strings", "text", "texts", "url", "words"}
 _CODE = 3  # letters of the code of a language, at most
 _SENTENCE_END = regex.compile(r"(?r)[\p{Sentence_Terminal}།]\Z")
 _MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # placeholders for missing values

@@ -8,13 +8,10 @@ from contextlib import suppress
 from functools import partial
 from threading import Timer
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from mtrain.cli.console.message_start import clear_bars, is_one_of_several, rank_prefix
 from mtrain.processes.stop_signals import REPEATED, handle_stop_signals
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 _received: list[int] = []  # stop signals
 
@@ -58,7 +55,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(_message().strip())
 
 
-def _send_again(before: "Callable[[UnraisableHookArgs], object]", ignored: "UnraisableHookArgs") -> None:
+def _send_again(before: Callable[[Any], object], ignored: "sys.UnraisableHookArgs") -> None:
     """Send a stop signal again, soon after Python has ignored its KeyboardInterrupt, because it arrived in a
     finalizer or in a callback of a weak reference. Other exceptions are for the hook `before` this one."""
     if _received and issubclass(ignored.exc_type, KeyboardInterrupt):

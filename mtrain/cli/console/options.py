@@ -26,7 +26,7 @@ search = partial(Option, rich_help_panel="Search")
 sampling = partial(Option, rich_help_panel="Sampling")
 speed = partial(Option, rich_help_panel="Speed")
 result = partial(Option, rich_help_panel="Results")
-language = partial(Option, rich_help_panel="Languages")
+language = partial(Option, rich_help_panel="Languages", metavar="LANG")
 general = partial(Option, rich_help_panel=GENERAL)
 
 processes = partial(Option, min=1, max=1024, metavar="N")
@@ -78,12 +78,10 @@ BatchTokens = Annotated[
 ]
 Engine = Annotated[Literal["mtrain", "ctranslate2"], speed(help="Library that runs the search.")]
 From = Annotated[
-    str | None,
-    language("--from", metavar="LANG", help="Language of the source, for models with language tags."),
+    str | None, language("--from", help="Language of the source, for models with language tags.")
 ]
 To = Annotated[
-    str | None,
-    language("--to", metavar="LANG", help="Language to translate into, for models with language tags."),
+    str | None, language("--to", help="Language to translate into, for models with language tags.")
 ]
 Json = Annotated[bool, result("--json", help="Print JSON.")]
 Set = Annotated[
@@ -139,11 +137,9 @@ def _typed_path(value: Any) -> Path:
 
 def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:
     """The assignments of --set, followed by one for each option that was given."""
-    assignments = [*(set_ or [])]
-    for key, value in options.items():
-        if value is not None:
-            assignments.append(f"{section}{key}={json.dumps(value, ensure_ascii=False)}")
-    return [require_unicode(assignment) for assignment in assignments]
+    given = {key: value for key, value in options.items() if value is not None}
+    own = (f"{section}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
+    return [require_unicode(assignment) for assignment in (*(set_ or []), *own)]
 
 
 def load_config(

@@ -77,9 +77,7 @@ def wrap_signature(text: str, beside: int) -> str:
 def plain_table(rows: TableRows, left: Sequence[int], indent: int = 0) -> Iterator[str]:
     """Yield the rows as lines. The columns `left` are aligned on the left, the others on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ["<" if column in left else ">" for column in range(len(widths))]
     for row in rows:
-        cells = (
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
+        cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
         yield (" " * indent + "  ".join(cells)).rstrip()

@@ -175,10 +175,8 @@ def _configured_test_sets(
     tests = (validation_sets if inputs.validation else configured_test_sets)(inputs.model, settings)
     if texts and len(tests) > 1:
         names = ", ".join(test.name for test in tests)
-        raise UsageError(
-            f"--compare {next(iter(texts))}: {inputs.model} has several test sets ({names}); "
-            "give --source and --reference"
-        )
+        several = f"{inputs.model} has several test sets ({names})"
+        raise UsageError(f"--compare {next(iter(texts))}: {several}; give --source and --reference")
     require_counts(texts.items(), tests[0].name, len(tests[0].sources))
     return tests
 

@@ -186,10 +186,9 @@ def _roles(names: Sequence[Sequence[str]], languages: Collection[str | None]) ->
     for role, given, found in (("validation", validation, own.validation), ("test", test, own.test)):
         if given and found:
             unused = ", ".join(name for group in found for name in group.files)
-            raise UsageError(
-                f"{unused}: not used, because the names say {role} and --{role} gives other files; give "
-                f"these with --{role} as well, or leave them out"
-            )
+            reason = f"the names say {role} and --{role} gives other files"
+            cure = f"give these with --{role} as well, or leave them out"
+            raise UsageError(f"{unused}: not used, because {reason}; {cure}")
     return Roles(own.train, validation or own.validation, test or own.test)
 
 
@@ -207,7 +206,6 @@ def _write(new: "NewConfig", file: Path, force: bool, inputs: Sequence[Path]) ->
     _require_new(file, force, [*inputs, *input_files(data)])
     with open_output(file) as config:
         config.write(text)
-    if is_stdout(file):
-        return
-    print_to_stdout(file)
-    terminal.suggest("next", f"mtrain check {new.file}", f"mtrain fit {new.file}")
+    if not is_stdout(file):
+        print_to_stdout(file)
+        terminal.suggest("next", f"mtrain check {new.file}", f"mtrain fit {new.file}")

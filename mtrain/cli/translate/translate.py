@@ -145,10 +145,8 @@ def translate(
             Prompt(translator, n_best).run()
             return
         form = OutputFormat(n_best, scores, alignments, json_)
-        translator.lead(
-            ranks,
-            lambda: write_translations(translator, typed, input_file, output_file, prefix, form, continue_),
-        )
+        job = partial(write_translations, translator, typed, input_file, output_file, prefix, form, continue_)
+        translator.lead(ranks, job)
         if attention is not None and is_first:
             from mtrain.report.attention import attention_page
 

@@ -1,20 +1,13 @@
 """The kinds of parallel corpora that a configuration can name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from itertools import chain, count
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, TypeAdapter, model_serializer, model_validator
 
-from mtrain.config.section import Count, FilePath, PositiveInt, Section
+from mtrain.config.section import Count, FilePath, PositiveInt, Section, Share
 
 
 class CorpusSpec(Section):
@@ -25,11 +18,8 @@ class CorpusSpec(Section):
         description="name of the corpus, in messages and in `data.stages`; null: its file, pattern or "
         "dataset; for `train` only",
     )
-    weight: float = Field(
-        1.0,
-        ge=0.001,
-        le=1000,
-        description="number of times that each pair occurs in an epoch; for `train` only",
+    weight: Share = Field(
+        1.0, description="number of times that each pair occurs in an epoch; for `train` only"
     )
     source_lang: str | None = Field(
         None, min_length=1, description="language code of its sources; null: `data.source_lang`"
@@ -79,10 +69,10 @@ class TsvCorpus(CorpusSpec):
     )
 
     @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, serialize: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Data folders that were prepared before these keys existed record the corpus without them."""
-        values: dict[str, Any] = serialize(self)
-        return {key: value for key, value in values.items() if value or key not in ("header", "quotes")}
+        values = serialize(self).items()
+        return {key: value for key, value in values if value or key not in ("header", "quotes")}
 
 
 class FieldsCorpus(CorpusSpec):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
-from mtrain.config.section import FilePath, PositiveInt, Section
+from mtrain.config.section import FilePath, PositiveFraction, PositiveInt, Section, TextLength
 from mtrain.config.sections.augment import Augment
 from mtrain.config.sections.corpora import (
     CORPUS_KINDS,
@@ -58,11 +58,8 @@ class DataConfig(Section):
         None,
         description="folder of encoded pairs, which several runs may share; null: `data/` in the run folder",
     )
-    max_length: int = Field(
-        256,
-        ge=2,
-        le=65536,
-        description="longest source and target, in tokens with EOS; longer pairs are dropped",
+    max_length: TextLength = Field(
+        256, description="longest source and target, in tokens with EOS; longer pairs are dropped"
     )
     bad_lines: Literal["error", "skip"] = Field(
         "error",
@@ -76,7 +73,7 @@ class DataConfig(Section):
     check: bool = Field(
         True, description="whether to check the corpora before they are first encoded, as `mtrain check` does"
     )
-    subword_sampling: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    subword_sampling: PositiveFraction | None = Field(
         None,
         description="sample new segmentations in each epoch: alpha of unigram, dropout of BPE; null: never",
     )
@@ -174,10 +171,9 @@ class DataConfig(Section):
         for name, corpus in self.all_corpora.items() if self.language_tags == "none" else ():
             language = self.direction_of(corpus).target
             if not is_same_language(language, self.target_lang):
-                raise ValueError(
-                    f"data.{name} has the target language {language}, but target_lang is "
-                    f"{self.target_lang}; set language_tags: target for several target languages"
-                )
+                found = f"data.{name} has the target language {language}"
+                cure = "set language_tags: target for several target languages"
+                raise ValueError(f"{found}, but target_lang is {self.target_lang}; {cure}")
 
     def require_known_tags(self) -> None:
         """Raise ValueError if a corpus or test set has a language tag that is in no training corpus."""
@@ -186,10 +182,8 @@ class DataConfig(Section):
         for name, direction in {"data": self.direction, **directions}.items():
             for tag in direction.tag(self.language_tags).split():
                 if tag not in self.tags:
-                    raise ValueError(
-                        f"{name} has the direction {direction}, but no corpus in train has the language "
-                        f"tag {tag}; they have {', '.join(self.tags)}"
-                    )
+                    known = f"no corpus in train has the language tag {tag}; they have {', '.join(self.tags)}"
+                    raise ValueError(f"{name} has the direction {direction}, but {known}")
 
     @property
     def names(self) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from mtrain.config.languages import LanguageTags
-from mtrain.config.section import Count, PositiveInt, Precision, Section
+from mtrain.config.section import Count, PositiveFraction, PositiveInt, Precision, Section, Seed
 from mtrain.errors import UsageError
 
 SplitMode = Literal["long", "sentences"]
@@ -71,13 +71,10 @@ class DecodingConfig(Section):
         1.0, gt=0, le=100, description="sampling temperature; values below 1 sharpen the distribution"
     )
     top_k: Count = Field(0, description="sample only from the top_k most probable tokens; 0: from all tokens")
-    top_p: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="sample from the fewest most probable tokens with at least this total probability",
+    top_p: PositiveFraction = Field(
+        1.0, description="sample from the fewest most probable tokens with at least this total probability"
     )
-    seed: int = Field(1, ge=0, lt=2**63, description="seed for sampling")
+    seed: Seed = Field(1, description="seed for sampling")
     mbr: Literal["chrf", "bleu"] | None = Field(
         None,
         description="metric of minimum Bayes risk decoding, which selects among the hypotheses; null: off",
@@ -110,9 +107,8 @@ class DecodingConfig(Section):
     @model_validator(mode="after")
     def _search_or_sample(self) -> Self:
         if self.min_length_ratio > self.max_length_ratio or self.min_length_offset > self.max_length_offset:
-            raise ValueError(
-                "min_length_ratio must not exceed max_length_ratio, nor min_length_offset max_length_offset"
-            )
+            offsets = "nor min_length_offset max_length_offset"
+            raise ValueError(f"min_length_ratio must not exceed max_length_ratio, {offsets}")
         if self.samples is None and (self.temperature != 1 or self.top_k or self.top_p != 1):
             raise ValueError("temperature, top_k and top_p affect sampling only; set samples, too")
         if self.mbr and self.hypotheses == 1:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mtrain.config.section import Count, PositiveInt, Section
+from mtrain.config.section import Count, PositiveFraction, PositiveInt, Section
 
 
 class MinScore(Section):
@@ -38,7 +38,7 @@ class Filters(Section):
     max_ratio: Annotated[float, Field(ge=1, le=1e9)] | None = Field(
         None, description="maximum ratio of the lengths of the two sides, in characters, such as 3"
     )
-    min_alphabetic: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    min_alphabetic: PositiveFraction | None = Field(
         None,
         description="minimum share of letters and combining marks among the characters of each side except "
         "spaces, such as 0.5",

@@ -6,15 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mtrain.config.section import PositiveInt, Section
-
-StageShare = Annotated[float, Field(ge=0.001, le=1000)]
+from mtrain.config.section import PositiveInt, Section, Share
 
 
 class Stage(Section):
     """A stage of training, with a mixture of corpora of its own. Corpora without a share are left out."""
 
-    shares: Annotated[dict[str, StageShare], Field(min_length=1)] = Field(
+    shares: Annotated[dict[str, Share], Field(min_length=1)] = Field(
         description="share of each corpus among the pairs of the stage, by the name of the corpus; only the "
         "proportions matter"
     )
@@ -53,7 +51,5 @@ def check_stages(stages: Sequence[Stage], names: Sequence[str]) -> None:
             reason = "only the last stage has neither"
             raise ValueError(f"stage {number}: needs max_epochs or max_steps; {reason}")
         if number == len(stages) and is_limited:
-            raise ValueError(
-                f"stage {number}: the last stage ends with the training; give training.max_epochs or "
-                "training.max_steps instead"
-            )
+            cure = "give training.max_epochs or training.max_steps instead"
+            raise ValueError(f"stage {number}: the last stage ends with the training; {cure}")

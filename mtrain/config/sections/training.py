@@ -154,10 +154,8 @@ class TrainingConfig(Section):
         if self.average_checkpoints > 1 and self.ema_decay is not None:
             raise ValueError("ema_decay and average_checkpoints are mutually exclusive; set only one")
         if self.average_checkpoints > self.keep_checkpoints + 1:
-            raise ValueError(
-                f"average_checkpoints ({self.average_checkpoints}) needs keep_checkpoints of at least "
-                f"{self.average_checkpoints - 1}"
-            )
+            needed = f"keep_checkpoints of at least {self.average_checkpoints - 1}"
+            raise ValueError(f"average_checkpoints ({self.average_checkpoints}) needs {needed}")
         return self
 
     @property
