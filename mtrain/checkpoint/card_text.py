@@ -12,9 +12,7 @@ from mtrain.templates import load_templates
 
 _HOME = "https://github.com/mtrain/mtrain"
 LIBRARIES = {  # that load exported models, with their titles
-    "marian": ("transformers", "Hugging Face Transformers"),
-    "pegasus": ("transformers", "Hugging Face Transformers"),
-    "m2m_100": ("transformers", "Hugging Face Transformers"),
+    **dict.fromkeys(("marian", "pegasus", "m2m_100"), ("transformers", "Hugging Face Transformers")),
     "ctranslate2": ("ctranslate2", "CTranslate2"),
     "argos": ("argostranslate", "Argos Translate"),
     "bergamot": ("bergamot-translator", "Bergamot"),

@@ -1,6 +1,5 @@
 """Loads tensors from safetensors files."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ class _SkipInitialization(TorchFunctionMode):
     """Leaves parameters as they are. On the meta device, random initialization would import PyTorch's
     compiler, which takes longer than loading a model."""
 
-    def __torch_function__(
-        self, function: Callable[..., Any], _: object, args: Any = (), keys: Any = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, _: object, args: Any = (), keys: Any = None) -> Any:
         if function in _INITIALIZERS:
             return args[0] if args else keys["tensor"]
         return function(*args, **(keys or {}))

@@ -237,9 +237,7 @@ def _parse_readable(
     if isinstance(corpus, TsvCorpus):
         source, target = corpus.source_column, corpus.target_column
         try:
-            rows = (
-                [*map(split_quoted, lines[0])] if corpus.quotes else [line.split("\t") for line in lines[0]]
-            )
+            rows = [split_quoted(line) if corpus.quotes else line.split("\t") for line in lines[0]]
             if min(map(len, rows), default=0) <= max(source, target, score if isinstance(score, int) else 0):
                 return None
             scores = [float(row[score]) for row in rows] if isinstance(score, int) else []

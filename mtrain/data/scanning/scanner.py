@@ -24,16 +24,10 @@ from mtrain.data.pairs.rejections import EMPTY, Rejections, no_pair_left
 from mtrain.data.reading.blocks import BLOCK, Block, RawBlock, parse_block, read_blocks
 from mtrain.data.reading.digests import RawFiles
 from mtrain.data.reading.files import existing_files
+from mtrain.data.scanning import samples
 from mtrain.data.scanning.block_check import BlockCheck, BlockFindings, Normalizers
 from mtrain.data.scanning.check import SCRIPT_PAIRS, DataCheck, Findings
-from mtrain.data.scanning.samples import (
-    BlockSample,
-    HoldoutCandidate,
-    HoldoutSampler,
-    TextSample,
-    draw_candidates,
-    sample_block,
-)
+from mtrain.data.scanning.samples import HoldoutSampler, TextSample, draw_candidates, sample_block
 from mtrain.processes.cores import count_cores
 from mtrain.processes.pool import map_tasks
 from mtrain.progress_bar import ProgressBar
@@ -58,8 +52,8 @@ class ScannedBlock(NamedTuple):
     """What a scan collects from a block."""
 
     pairs: int  # readable pairs
-    sample: BlockSample
-    candidates: list[HoldoutCandidate]  # to be held out
+    sample: samples.BlockSample
+    candidates: list[samples.HoldoutCandidate]  # to be held out
     findings: BlockFindings | None
     filtered: FilteredBlock | None  # samples, candidates and findings are of the pairs that are kept
 

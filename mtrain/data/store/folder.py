@@ -86,9 +86,16 @@ class DataFolder:
 
     @classmethod
     def of_run(cls, data: DataConfig, run_dir: Path) -> Self:
-        """Open the data folder of a run, which need not exist yet. Raises the errors of `find_data_folder`
-        and `reload`."""
-        return cls(find_data_folder(data, run_dir), run_dir, data.folder is not None)
+        """Open the data folder of a run, which need not exist yet. Raises UsageError if `data.folder` is a
+        run folder, and the errors of `reload`."""
+        if data.folder is None:
+            return cls(run_dir / "data", run_dir)
+        folder = Path(data.folder)
+        if (folder / "config.yaml").exists() and any((folder / name).exists() for name in _OF_RUNS):
+            own = folder / "data"
+            cure = f"its data folder is {own}" if (own / SUMMARY).exists() else "give another data.folder"
+            raise UsageError(f"{folder}: is a run folder, not a data folder; {cure}")
+        return cls(folder, run_dir, shared=True)
 
     def reload(self) -> None:
         """Read the summary.
@@ -162,18 +169,6 @@ class DataFolder:
             return Contents(shards, read_validation(self.path, self.summary), damaged)
         except ModelError as error:
             return Contents(shards, [], damaged, str(error))
-
-
-def find_data_folder(data: DataConfig, run_dir: Path) -> Path:
-    """The path of the data folder of a run. Raises UsageError if `data.folder` is a run folder."""
-    if data.folder is None:
-        return run_dir / "data"
-    folder = Path(data.folder)
-    if (folder / "config.yaml").exists() and any((folder / name).exists() for name in _OF_RUNS):
-        own = folder / "data"
-        cure = f"its data folder is {own}" if (own / SUMMARY).exists() else "give another data.folder"
-        raise UsageError(f"{folder}: is a run folder, not a data folder; {cure}")
-    return folder
 
 
 def locate_data_folder(run_dir: Path, folder: str | None) -> Path:
