@@ -68,9 +68,8 @@ def _loops(text: str) -> bool:
 
 
 def _begins_with_repetitions(text: str) -> bool:
-    if text.find(text[:_SEEN_AGAIN], 1) < 0:  # much faster than the pattern
-        return False
-    if (match := _REPEATED.match(text)) is None:
+    # Looking for the beginning is much faster than the pattern.
+    if text.find(text[:_SEEN_AGAIN], 1) < 0 or (match := _REPEATED.match(text)) is None:
         return False
     repeated = next(filter(None, match.groups()))
     return any(map(str.isalpha, repeated)) or len(match[0]) >= _WITHOUT_LETTERS * len(repeated)

@@ -6,13 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtrain.checkpoint.model_info import (
-    is_checkpoint,
-    model_folder_of,
-    read_model_config,
-    require_model,
-    run_folder_of,
-)
+from mtrain.checkpoint import model_info
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
 from mtrain.config.sections.corpora import Corpus, Holdout, HubCorpus, TextTestSet, ToyCorpus
@@ -92,7 +86,7 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
     if data is None:
         problem = "does not belong to a run, so it has no validation set"
         raise UsageError(f"{run_dir}: {problem}; leave out --validation")
-    if folder := _folder_with_validation(data, run_folder_of(run_dir) or run_dir):
+    if folder := _folder_with_validation(data, model_info.run_folder_of(run_dir) or run_dir):
         pairs = read_validation(folder.path, folder.summary)
         directions = directions_of_validation(data, folder.summary, pairs)
     else:
@@ -136,11 +130,11 @@ def target_lang_of(path: Path) -> str:
 
     Raises ModelError if it is missing or is no model, UsageError if the config of a run is invalid.
     """
-    require_model(path)
-    folder = model_folder_of(path)
-    without_settings = is_checkpoint(path) or not folder.is_dir()  # the settings of the run are used
-    data = _data_of(path, ()) if without_settings else None
-    return read_model_config(folder).target_lang if data is None else data.target_lang
+    model_info.require_model(path)
+    folder = model_info.model_folder_of(path)
+    # A checkpoint has no settings of its own.
+    data = _data_of(path, ()) if model_info.is_checkpoint(path) or not folder.is_dir() else None
+    return model_info.read_model_config(folder).target_lang if data is None else data.target_lang
 
 
 def data_files_of(path: Path, overrides: Sequence[str] = ()) -> list[Path]:
@@ -154,7 +148,7 @@ def data_files_of(path: Path, overrides: Sequence[str] = ()) -> list[Path]:
 
 def _data_of(path: Path, overrides: Sequence[str]) -> DataConfig | None:
     """The `data` section of the run that a run folder, a model folder or a checkpoint belongs to."""
-    run_dir = run_folder_of(path)
+    run_dir = model_info.run_folder_of(path)
     if run_dir is None or not (run_dir / "config.yaml").exists():
         return None
     return load_config(run_dir / "config.yaml", overrides).data

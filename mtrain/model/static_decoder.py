@@ -95,9 +95,7 @@ class _ResidualStream:
 
     def before(self, residual: Residual) -> Tensor:
         """The input of a sublayer."""
-        if residual.pre:
-            return self.normalized(residual.norm)
-        return self._normed.to(self.dtype)
+        return self.normalized(residual.norm) if residual.pre else self._normed.to(self.dtype)
 
     def after(self, residual: Residual, y: Tensor) -> None:
         """Add the output y of a sublayer."""

@@ -178,7 +178,7 @@ class _Planner:
             process_memory=resident if self.hardware.on_cpu else None,
             fits=fits,
             runs=runs,
-            advice=[*_advise_memory(estimator, fits), *_advise_speed(runs)],
+            advice=[*(() if fits else _advise_memory(estimator)), *_advise_speed(runs)],
         )
 
     def _estimator(self, config: Config, devices: int | None = None) -> Estimator:
@@ -240,10 +240,8 @@ class _Planner:
         return StepTime(estimator.step().target_tokens / speed.now, 0.0)
 
 
-def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
+def _advise_memory(estimator: Estimator) -> Iterator[str]:
     """What to change if the memory does not suffice."""
-    if fits:
-        return
     tokens, training = estimator.largest_fitting_micro_batch(), estimator.training
     if tokens is not None:
         yield f"set training.micro_batch_tokens to {tokens * (2 if training.r_drop else 1)}"

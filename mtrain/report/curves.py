@@ -12,6 +12,7 @@ from mtrain.runs.metrics import Curve, Floats
 from mtrain.runs.records import RunRecords
 
 _ROWS = 10  # of the table of a chart
+_DIGITS = {"steps": 9, "tokens": 9, "hours": 6}  # of the places on each axis
 
 
 class Chart(NamedTuple):
@@ -68,11 +69,7 @@ def _series(runs: Sequence[RunRecords], chart: Chart, axes: list[dict[str, Any]]
     series = []
     for number, run in enumerate(runs):
         for metric, curve in _known(run, chart):
-            axis = {
-                "steps": _numbers(curve.steps, 9),
-                "tokens": _numbers(curve.tokens, 9),
-                "hours": _numbers(curve.hours, 6),
-            }
+            axis = {name: _numbers(getattr(curve, name), digits) for name, digits in _DIGITS.items()}
             if axis not in axes:
                 axes.append(axis)
             kind = "validation" if metric.startswith("validation") else "training"

@@ -9,16 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtrain.checkpoint.model_info import (
-    CorpusInfo,
-    DataInfo,
-    ModelInfo,
-    Origin,
-    TrainingInfo,
-    ancestors_of_run,
-    name_of,
-    new_info,
-)
+from mtrain.checkpoint import model_info
+from mtrain.checkpoint.model_info import CorpusInfo, DataInfo, ModelInfo, TrainingInfo
 from mtrain.config.schema import Config
 from mtrain.data.store.folder import VALIDATION, inputs_of, locate_data_folder, read_summary
 from mtrain.errors import ModelError
@@ -35,9 +27,9 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
     sentences = _count_lines(data / VALIDATION)
     if sentences is not None and config.training.validation_pairs is not None:
         sentences = min(sentences, config.training.validation_pairs)
-    return new_info(
-        name_of(run_dir),
-        Origin(kind="trained", ancestors=ancestors_of_run(run_dir)),
+    return model_info.new_info(
+        model_info.name_of(run_dir),
+        model_info.Origin(kind="trained", ancestors=model_info.ancestors_of_run(run_dir)),
         training=_training(run_dir, step),
         data=describe_data(data),
         scores=[score.model_copy(update={"sentences": sentences}) for score in scores],

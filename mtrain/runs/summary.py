@@ -3,20 +3,14 @@
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from mtrain.checkpoint import model_info
 from mtrain.checkpoint.model_card import read_card, stated_license
-from mtrain.checkpoint.model_info import (
-    Description,
-    Score,
-    describe_model,
-    has_run_config,
-    is_run,
-    require_folder,
-)
-from mtrain.checkpoint.state import Plan
+from mtrain.checkpoint.model_info import Description, Score
+from mtrain.checkpoint.state import Plan, TrainState
 from mtrain.config.choices import Choice
 from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
@@ -80,7 +74,7 @@ def read_progress(run_dir: Path, training: TrainingConfig | None) -> RunProgress
     progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
     # If a validation is due, it may select another model.
     if training is not None and not state.get("validation_due"):
-        progress.finished = limit_reached(training, progress)
+        progress.finished = limit_reached(training, cast(TrainState, progress))
     return progress
 
 
@@ -113,7 +107,7 @@ def summarize(path: Path) -> Summary:
     Raises ModelError if it is none of them, or if the settings of the model cannot be read. Other damage is
     part of the result.
     """
-    require_folder(path)
+    model_info.require_folder(path)
     with suppress(ModelError, FileNotFoundError):
         summary = _summarize(path)
         if summary.files is None or summary.files.damage is None:
@@ -127,7 +121,7 @@ def _summarize(path: Path) -> Summary:
     folder = path
     config = progress = None
     choices: list[Choice] = []
-    if is_run(path) or has_run_config(path):  # also if it has just begun
+    if model_info.is_run(path) or model_info.has_run_config(path):  # also if it has just begun
         folder = path / "model"
         try:
             config = validate(Config, read_config(path / "config.yaml"), str(path / "config.yaml"))
@@ -137,7 +131,7 @@ def _summarize(path: Path) -> Summary:
         choices = _read_choices(path)
         if not folder.is_dir():
             return Summary(path, None, None, None, notes, config, progress, choices)
-    model = describe_model(folder)
+    model = model_info.describe_model(folder)
     if model.problem:
         notes.append(model.problem)
     license = None

@@ -72,11 +72,8 @@ async def complete_chat(server: Server, request: Request) -> Response:
 
 def _events(answer: dict[str, Any], text: str, reason: str, usage: dict[str, int] | None) -> Iterator[str]:
     """The answer as events of a stream, the last of which contains the `usage`, if given."""
-    choices: list[dict[str, Any]] = [
-        {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": reason},
-    ]
-    events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
+    deltas: list[Any] = [({"role": "assistant", "content": text}, None), ({}, reason)]
+    events: list[Any] = [{"choices": [{"index": 0, "delta": x, "finish_reason": end}]} for x, end in deltas]
     if usage is not None:
         events.append({"choices": [], "usage": usage})
     for event in events:

@@ -63,9 +63,8 @@ class Clock:
         self.most = math.inf if most is None else most
         self.limits = training.max_minutes, most
         self.planned_steps = training.planned_steps  # in which the schedules of the config are expressed
-        self._seconds_per_step = self.budget / self.planned_steps  # assumed until steps are measured
-        if state.step and state.seconds:
-            self._seconds_per_step = state.seconds / state.step
+        taken = state.step and state.seconds / state.step
+        self._seconds_per_step = taken or self.budget / self.planned_steps  # assumed until steps are measured
         written: list[Plan] = []
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))
@@ -125,13 +124,11 @@ class Clock:
             return False
         # After a long pause, or a very slow validation, the rate still has to decay.
         is_late = state.seconds >= LATEST * self.budget and current.scheduled_at(state.step) < DECAYED
-        if self.later and not is_late:
-            return False
         is_known = self._seconds >= LEAST_SHARE * self.budget or 2 * state.step >= current.total_steps
         is_known = is_known and state.step > self._start + LEAST_STEPS
-        if not self.ranks.is_first or not (is_known or is_late) or state.step >= current.total_steps:
+        if not self.ranks.is_first or state.step >= current.total_steps:
             return False
-        if not (self.is_due or is_late) and self._can_wait(left):
+        if not is_late and (self.later or not is_known or (not self.is_due and self._can_wait(left))):
             return False
         plan = self._make_plan(left)
         deviation = abs(plan.total_steps - current.total_steps) * self._seconds_per_step

@@ -164,9 +164,8 @@ class ModelSelection:
                 if self.ranks.is_first:
                     lost = not publish_best(self.state, self.config, self.tokenizer, verify)
             if self.ranks.broadcast(lost):
-                message = "the best weights, of step %d, are lost; their score is discarded"
-                self._warn(message, self.state.best_step)
-                self._discard_best()
+                lost_weights = f"the best weights, of step {self.state.best_step}, are lost"
+                self._discard_best(f"{lost_weights}; their score is discarded")
             return True
         return False
 
@@ -228,10 +227,6 @@ class ModelSelection:
                 raise
         self.state.adopt_validation(outcome.outcome_of_validation())
 
-    def _warn(self, message: str, *values: object) -> None:
-        if self.ranks.is_first:
-            log.warning(message, *values)
-
     @property
     def _another_stage_follows(self) -> bool:
         """Whether the stage of the last step is not the last one, in which alone the patience applies."""
@@ -254,12 +249,13 @@ class ModelSelection:
             state.initial_scores = {}
         if not self.is_comparable:
             changed = "the validation pairs, the search or model.alignment_head changed"
-            self._warn(f"{changed}; the best score is discarded")
-            self._discard_best()
+            self._discard_best(f"{changed}; the best score is discarded")
         state.validation_fingerprint = fingerprint
 
-    def _discard_best(self) -> None:
-        """Return to the outcome of no validation."""
+    def _discard_best(self, reason: str) -> None:
+        """Return to the outcome of no validation, with a warning."""
+        if self.ranks.is_first:
+            log.warning("%s", reason)
         state = self.state
         fresh = TrainState(step=state.step, seconds=state.seconds, validation_due=state.validation_due)
         state.adopt_validation(fresh.outcome_of_validation())

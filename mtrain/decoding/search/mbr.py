@@ -18,9 +18,7 @@ from mtrain.config.languages import bleu_tokenizer, make_bleu
 def sentence_metric(name: str, target_lang: str) -> Any:
     """sacreBLEU's sentence-level `bleu` or `chrf`. Raises UsageError if BLEU's tokenizer for the language is
     not installed."""
-    if name == "chrf":
-        return CHRF()
-    return make_bleu(bleu_tokenizer(target_lang), effective_order=True)
+    return CHRF() if name == "chrf" else make_bleu(bleu_tokenizer(target_lang), effective_order=True)
 
 
 def rank(texts: Sequence[str], metric: Any) -> list[int]:

@@ -33,6 +33,7 @@ from mtrain.training.step.learner import Learner
 
 log = logging.getLogger(__name__)
 
+Measure = Callable[[Config], Speed]  # of training with a config
 # A larger model is timed if the budget suffices at this many times the speed that its number of parameters
 # suggests: small models use the hardware poorly.
 SPEED_MARGIN = 4
@@ -44,7 +45,7 @@ class Workload(NamedTuple):
 
     size: Callable[[], CorpusSize]
     steps_per_epoch: Callable[[int], int]  # given training.batch_tokens
-    speed: Callable[[Config], Speed]  # measures the speed of training with a config
+    speed: Measure
     assumed_speed: float  # before it is measured
     device: recipe.Device = recipe.CPU
     ranks: int = 1
@@ -101,12 +102,7 @@ def assumed_speed_of(ranks: Ranks) -> float:
 
 
 def make_workload(
-    config: Config,
-    lengths: TrainingLengths,
-    speed: Callable[[Config], Speed],
-    assumed: float,
-    on_cpu: bool,
-    ranks: int = 1,
+    config: Config, lengths: TrainingLengths, speed: Measure, assumed: float, on_cpu: bool, ranks: int = 1
 ) -> Workload:
     """The workload of training on pairs of these lengths. For `speed` and `assumed` see `Workload`."""
 
@@ -244,7 +240,7 @@ class _Timer:
     config: Config
     budget: Budget
     corpus: CorpusSize
-    measure: Callable[[Config], Speed]
+    measure: Measure
     speed: float  # target tokens/s, of the last model
     slowdown: float = 1.0  # see `Speed`
     _speeds: dict[tuple[object, ...], Speed] = field(default_factory=dict)

@@ -180,9 +180,7 @@ def agree_on_micro_batches(
         if same_gpu and state.micro_batch_tokens:
             own = min(own, max(state.micro_batch_tokens, _longest(config, train)))
     tokens = -int(ranks.all_reduce_max(-own)[0])
-    limit = state.max_micro_batch_positions
-    if limit is None or state.micro_batch_tokens != tokens:
-        limit = math.inf
+    known = state.max_micro_batch_positions if state.micro_batch_tokens == tokens else None
     written = ranks.broadcast(read_limit(Path(config.run_dir), tokens))
-    learner.max_micro_batch_positions = min(limit, written)
+    learner.max_micro_batch_positions = min(math.inf if known is None else known, written)
     return tokens

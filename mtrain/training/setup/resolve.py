@@ -11,14 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mtrain.checkpoint import model_folder
 from mtrain.checkpoint.checkpoint import checkpoint_folders
-from mtrain.checkpoint.model_folder import (
-    Loaded,
-    load_any_model,
-    read_settings,
-    require_translation,
-    tokenizer_folder,
-)
+from mtrain.checkpoint.model_folder import Loaded
 from mtrain.config import recipe
 from mtrain.config.choices import AUTOMATIC, OPEN_IF_NULL
 from mtrain.config.load import read_config, validate
@@ -88,10 +83,10 @@ def inherit_settings(config: Config, load_weights: bool = False) -> Resolved:
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
         return Resolved(config)
     classifies = config.model.is_classifier
-    initial_model = load_any_model(Path(init_from)) if load_weights else None
-    found = initial_model.config if initial_model else read_settings(Path(init_from))
+    initial_model = model_folder.load_any_model(Path(init_from)) if load_weights else None
+    found = initial_model.config if initial_model else model_folder.read_settings(Path(init_from))
     if not classifies:  # a pair classifier may start from the encoder of a translation model
-        require_translation(Path(init_from), found)
+        model_folder.require_translation(Path(init_from), found)
     settings = found.model_dump(mode="json")
     inherited = {section: settings[section] for section in ("tokenizer", "decoding")}
     if config.model.alignment_head and not settings["model"]["alignment_head"]:
@@ -191,7 +186,7 @@ def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
     if not model.exists() and (shared := shared_tokenizer(config.data)):
         return tokenizer_settings(shared).model_dump(mode="json")
     try:
-        folder = tokenizer_folder(model)
+        folder = model_folder.tokenizer_folder(model)
     except ModelError as error:
         raise ModelError(f"tokenizer.path: {error}") from None
     # The config of a run without a model may lack settings that have their default value, or had the default

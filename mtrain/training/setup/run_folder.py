@@ -238,14 +238,11 @@ def _stages_by_number(data: DataConfig) -> list[dict[str, Any]] | None:
     numbers = {name: number for number, name in enumerate(data.names)}
     if data.stages is None:
         return None
-    return [
-        {
-            **stage.model_dump(),
-            "shares": {numbers[name]: share for name, share in stage.shares.items()},
-            "of": numbers[stage.counted(data.names)],
-        }
-        for stage in data.stages
-    ]
+    found = []
+    for stage in data.stages:
+        shares = {numbers[name]: share for name, share in stage.shares.items()}
+        found.append(stage.model_dump() | {"shares": shares, "of": numbers[stage.counted(data.names)]})
+    return found
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
