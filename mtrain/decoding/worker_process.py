@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,12 @@ _IDLE = 60.0  # seconds without a task after which a worker process ends
 Decode = Callable[[DecodingTask], list[list[Translation]]]
 
 
-# A model that another process makes again: the types and the bytes of its tensors, whose memory they share.
-_Weights = tuple[ModelConfig, dict[str, tuple[torch.dtype, npt.NDArray[np.uint8]]]]
+class _Weights(NamedTuple):
+    """A model that another process makes again."""
+
+    config: ModelConfig
+    # The data type and the bytes of each tensor. The bytes share its memory.
+    tensors: dict[str, tuple[torch.dtype, npt.NDArray[np.uint8]]]
 
 
 def make_decoder(ensemble: Ensemble[Transformer], precision: str, threads: int) -> partial[Decode]:
@@ -39,7 +44,7 @@ def make_decoder(ensemble: Ensemble[Transformer], precision: str, threads: int) 
 def _weights_of(model: Transformer) -> _Weights:
     tensors = model.state_dict().items()
     contents = {name: (x.dtype, x.contiguous().view(torch.uint8).numpy()) for name, x in tensors}
-    return model.config, contents
+    return _Weights(model.config, contents)
 
 
 def _prepare(models: Sequence[_Weights], precision: str, threads: int, tokenizer: Tokenizer) -> Decode:
@@ -62,10 +67,9 @@ def _prepare(models: Sequence[_Weights], precision: str, threads: int, tokenizer
 
 
 def _make_model(weights: _Weights) -> Transformer:
-    config, contents = weights
-    model = model_without_weights(config).eval()
+    model = model_without_weights(weights.config).eval()
     assert isinstance(model, Transformer)
-    tensors = {name: torch.from_numpy(x).view(dtype) for name, (dtype, x) in contents.items()}
+    tensors = {name: torch.from_numpy(x).view(dtype) for name, (dtype, x) in weights.tensors.items()}
     model.load_state_dict(tensors, assign=True)
     model.embed.make_positions()
     return model.to(next(iter(tensors.values())).dtype)

@@ -24,6 +24,11 @@ class FoundText(NamedTuple):
     given: str | None = None  # the language that the user gives
 
     @property
+    def is_number(self) -> bool:
+        """Whether it is a column without a name."""
+        return self.name == str(self.key) and isinstance(self.key, int)
+
+    @property
     def language(self) -> str | None:
         """The language given by the user, the name or else the text; None if it is unknown."""
         return self.given or self.named or self.seen
@@ -41,13 +46,14 @@ class FoundText(NamedTuple):
 
 
 class ChosenSides(NamedTuple):
-    """The source and the target. `certain` is whether nothing else could be meant, `by_key` whether the user
-    chose a column."""
+    """The source and the target. `certain` is whether nothing else could be meant, `by_key` whether a column
+    was chosen by its key or name, `by_order` whether nothing but their order says which is the source."""
 
     source: FoundText
     target: FoundText
     certain: bool = True
     by_key: bool = False
+    by_order: bool = False
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -62,7 +68,7 @@ class ChosenSides(NamedTuple):
         )
 
     def exchanged_if(self, are_exchanged: bool) -> "ChosenSides":
-        """The sides, the source as the target and the target as the source if they are exchanged."""
+        """The sides, exchanged if `are_exchanged`."""
         return self._replace(source=self.target, target=self.source) if are_exchanged else self
 
 
@@ -111,7 +117,7 @@ def _choose_two(sides: Sequence[FoundText]) -> ChosenSides:
     if len(sources) == len(targets) == 1 and sources != targets and not are_files:
         return ChosenSides(sources[0], targets[0])
     if len(sides) == 2:
-        return ChosenSides(sides[0], sides[1])
+        return ChosenSides(sides[0], sides[1], by_order=True)
     named = [side for side in sides if side.named]
     if len(named) == 2 and named[0].named != named[1].named:
         return ChosenSides(named[0], named[1])

@@ -12,7 +12,7 @@ from mtrain.data import Pair
 from mtrain.data.reading.blocks import parse_block, read_blocks
 from mtrain.data.reading.files import expand, files_of
 from mtrain.data.reading.parquet import count_rows
-from mtrain.errors import DataError
+from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import ChosenSides, FoundText, choose_sides
 from mtrain.inspection.file_groups import Group, Roles, split_side
 from mtrain.inspection.files import sides_of
@@ -49,17 +49,21 @@ def inspect_corpora(roles: Roles, siblings: Roles, sides: ChosenSides) -> Inspec
     found beside the training files; they are used where `roles` has none, and left out with a warning if they
     cannot be read.
 
-    Raises the errors of `inspect_corpus` for the others.
+    Raises the errors of `inspect_corpus` for the others, and DataError if names say other languages.
     """
-    train, validation, test = ([inspect_corpus(group, sides) for group in groups] for groups in roles)
+
+    def inspect(group: Group) -> InspectedCorpus:
+        return inspect_corpus(group, sides if group is roles.train[0] else _sides_in(group, sides))
+
+    train, validation, test = ([*map(inspect, groups)] for groups in roles)
     given = {path for groups in roles for group in groups for path in _paths(group)}
     for found, groups in ((validation, siblings.validation), (test, siblings.test)):
         for group in groups if not found else ():
             if given & _paths(group):
                 continue
             try:
-                found.append(inspect_corpus(group, sides))
-            except DataError as error:
+                found.append(inspect(group))
+            except (DataError, UsageError) as error:
                 log.warning("not used: %s", error)
     return Inspected(train, validation, test)
 
@@ -70,13 +74,10 @@ def _paths(group: Group) -> set[Path]:
 
 
 def inspect_corpus(group: Group, sides: ChosenSides) -> InspectedCorpus:
-    """Count the pairs of a corpus, and check the text of the first million. `sides` are those of the first
-    training corpus.
+    """Count the pairs of a corpus, and check the text of the first million.
 
-    Raises DataError if there is no pair, if the sides differ in length, if many pairs cannot be read, and if
-    the languages are others.
+    Raises DataError if there is no pair, if the sides differ in length, or if many pairs cannot be read.
     """
-    sides = _sides_in(group, sides)
     corpus: Corpus = TypeAdapter(Corpus).validate_python(spec_of(group, sides))
     pairs = parsed = 0
     errors: list[DataError] = []
@@ -95,7 +96,9 @@ def inspect_corpus(group: Group, sides: ChosenSides) -> InspectedCorpus:
                 break
     name = " and ".join(group.files)
     if len(errors) > _BAD * parsed:
-        hint = "; convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW" * ("not valid UTF-8" in str(errors[0]))
+        hint = (
+            "; convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW" if "not valid UTF-8" in str(errors[0]) else ""
+        )
         raise DataError(f"{name}: {len(errors):,} of {parsed:,} pairs cannot be read: {errors[0]}{hint}")
     if first is None:
         raise DataError(f"{name}: no pair of sentences")
@@ -108,20 +111,22 @@ def _sides_in(group: Group, first: ChosenSides) -> ChosenSides:
     is_same_kind = group.kind == first.source.kind
     if is_same_kind and (group.kind == "text" or first.by_key):
         return first
-    languages = first.source.language, first.target.language
-    found = sides_of(group, languages=languages)
-    has_names = all(side.name != str(side.key) or isinstance(side.key, str) for side in first[:2])
-    if is_same_kind and has_names and {side.name for side in first[:2]} <= {side.name for side in found}:
+    found = sides_of(group, languages=first.languages)
+    if not any(side.is_number for side in first[:2]):
+        same = [next((own for own in found if own.name == side.name), None) for side in first[:2]]
+        if same[0] and same[1]:
+            return first if is_same_kind else ChosenSides(same[0], same[1])
+    own = choose_sides(found, (None, None), first.languages)
+    has_same_keys = is_same_kind and {side.key for side in first[:2]} <= {side.key for side in found}
+    if has_same_keys and (own.by_order or not own.certain):
         return first
-    own = choose_sides(found, (None, None), languages)
     if not own.certain:
-        if is_same_kind and {side.key for side in first[:2]} <= {side.key for side in found}:
-            return first
         log.warning("%s: using columns %s and %s", group.files[0], own.source.name, own.target.name)
     for side, other in zip(own[:2], first[:2], strict=True):
         expected = other.given or other.named
-        if side.named not in (None, other.named) and not is_same_language(side.named, expected or side.named):
-            raise DataError(f"{group.files[0]}: {side.name} is in {side.named}, not in {expected}")
+        if side.named and expected and not is_same_language(side.named, expected):
+            names = " and ".join(group.files)
+            raise DataError(f"{names}: the names say {side.named}, not {expected}; leave this corpus out")
     return own
 
 

@@ -70,8 +70,10 @@ def without_notes(names: list[str], given: Collection[str | None] = ()) -> list[
     `given` are codes of languages, whose files are kept."""
     paths = [(name, Path(name)) for name in names]
     kept = [name for name, path in paths if _suffix(path)[1:] in given or not _NOTES.fullmatch(path.name)]
-    # Those of the Tatoeba Challenge have the suffix of Indonesian.
-    kept = [name for name in kept if ".id" not in name or name.replace(".id", ".src") not in names]
+    # In the Tatoeba Challenge, `train.id` has identifiers, although its suffix is the code of Indonesian.
+    sources = [path for _, path in paths if _suffix(path) == ".src" and "id" not in given]
+    identifiers = {path.with_name(path.name.replace(".src", ".id")) for path in sources}
+    kept = [name for name in kept if Path(name) not in identifiers]
     if not kept or kept == names:
         return names
     log.warning("not used: %s", ", ".join(name for name in names if name not in kept))

@@ -18,10 +18,13 @@ _STOPS = {False: "default", True: "first_k", "never": "exact"}  # early_stopping
 # Settings that change translations and that mtrain does not support, with the value that has no effect.
 _UNSUPPORTED: dict[str, Any] = {
     "do_sample": False,
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1.0),
-    **dict.fromkeys(("encoder_no_repeat_ngram_size", "min_new_tokens"), 0),
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
+    "guidance_scale": 1.0,
+    "min_new_tokens": 0,
     **dict.fromkeys(("max_time", "stop_strings", "forced_bos_token_id", "sequence_bias", "constraints")),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "force_words_ids", "penalty_alpha")),
     **dict.fromkeys(("exponential_decay_length_penalty", "dola_layers", "watermarking_config")),
@@ -67,8 +70,9 @@ def decoding_from_generation(generation: dict[str, Any], eos_id: int, max_positi
 
 def generation_from_decoding(decoding: DecodingConfig, ids: ModelConfig, limit: int) -> dict[str, Any]:
     """The equivalent generation settings, with the same length limit, in tokens, for every sentence."""
+    settings = {theirs: getattr(decoding, ours) for theirs, ours, _ in _EQUIVALENT}
     return {
-        **{theirs: getattr(decoding, ours) for theirs, ours, _ in _EQUIVALENT},
+        **settings,
         "early_stopping": next(theirs for theirs, ours in _STOPS.items() if ours == decoding.stop),
         "bad_words_ids": [[i] for i in decoding.forbidden_ids] or None,
         "forced_eos_token_id": ids.eos_id if decoding.force_eos else None,

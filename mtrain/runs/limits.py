@@ -1,8 +1,9 @@
 """When training ends."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from mtrain.checkpoint.state import TrainState
+from mtrain.checkpoint.state import Plan
 from mtrain.config.sections.stages import Stage
 from mtrain.config.sections.training import ENDING_AT_ZERO, TrainingConfig
 
@@ -10,7 +11,19 @@ LATEST = 1.05  # share of max_minutes after which a run ends even if more steps 
 DECAYED = 0.95  # share of its schedule after which the learning rate need not decay further
 
 
-def limit_reached(config: TrainingConfig, progress: TrainState) -> str | None:
+class Progress(Protocol):
+    """What the limits of a run are compared with."""
+
+    step: int
+    seconds: float
+    validations_without_improvement: int
+    plan: Plan | None
+
+    @property
+    def epoch(self) -> int: ...
+
+
+def limit_reached(config: TrainingConfig, progress: Progress) -> str | None:
     """The limit at which training ends, if it is reached."""
     if config.max_steps is not None and progress.step >= config.max_steps:
         return f"max_steps ({config.max_steps})"

@@ -11,9 +11,14 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from mtrain.config import languages
 from mtrain.config.language_names import find_language, language_name
-from mtrain.config.languages import base_language
+from mtrain.config.languages import (
+    ARGOS_CODES,
+    base_language,
+    find_code,
+    name_different_scripts,
+    names_in_tags,
+)
 from mtrain.data.text.identify_language import EXTRA, detect_languages
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
@@ -71,7 +76,7 @@ def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]
         return [own.source], [own.target]
     if tags.startswith("codes"):
         return [*vocabulary.codes], [*vocabulary.codes]
-    names, targets = languages.names_in_tags(vocabulary.symbol_names)
+    names, targets = names_in_tags(vocabulary.symbol_names)
     if tags == "both":  # other symbols have no meaning as languages
         known = {own.source, *targets}
         return [name for name in names if name in known or find_language(name)], targets
@@ -97,7 +102,7 @@ def _short_codes(codes: Iterable[str], known: Collection[str]) -> dict[str, str]
 
 def _standard(code: str) -> str:
     """The usual code for a language, by the code or the name that a client uses."""
-    own = languages.ARGOS_CODES.get(code.lower())
+    own = ARGOS_CODES.get(code.lower())
     return own[0] if own else find_language(code) or code
 
 
@@ -108,7 +113,7 @@ def _find_code(code: str, known: Collection[str]) -> str:
         return code
     code = _standard(code)
     try:
-        return languages.find_code(code, known)
+        return find_code(code, known)
     except UsageError:
         for other in _INSTEAD.get("-".join(code.split("-")[:2]), ()):
             if other in known:
@@ -155,7 +160,7 @@ class Models:
 
     def is_same(self, source: str, target: str) -> bool:
         """Whether two codes name the same language of a model."""
-        if languages.name_different_scripts(_standard(source), _standard(target)):
+        if name_different_scripts(_standard(source), _standard(target)):
             return False
         with suppress(UsageError):  # one fits no code, or several
             return _find_code(source, self.codes) == _find_code(target, self.codes)

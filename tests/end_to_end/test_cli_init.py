@@ -210,6 +210,44 @@ def test_tables_without_names_of_columns_may_have_different_columns(mtrain):
     assert list(good_pairs([load_config(CONFIG).data.test["test"]], "error")) == PAIRS
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_table_that_tells_nothing_has_the_columns_of_the_first(mtrain, monkeypatch, is_installed, count):
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "py3langid", None)
+    tsv_file("train.fr-en.tsv", ["fr", *TARGETS], ["en", *SOURCES])
+    short = [["".join(filter(str.isalpha, text)) for text in side[:count]] for side in (TARGETS, SOURCES)]
+    tsv_file("more.tsv", *short)
+    train = ("train.fr-en.tsv", "more.tsv")
+    assert mtrain("init", *train, "--source-lang", "en", "--target-lang", "fr")[0] == 0
+    assert train_pairs() == [*PAIRS, *zip(*short[::-1], strict=True)]
+
+
+def test_a_table_in_similar_languages_is_not_exchanged(mtrain):
+    """Both sides may seem to be in the same language."""
+    tsv_file("train.tsv", SOURCES, [f"{text} Yes." for text in SOURCES])
+    tsv_file("valid.tsv", SOURCES[:20], [f"{text} Yes." for text in SOURCES[:20]])
+    options = ("--source-lang", "en", "--target-lang", "sco")
+    assert mtrain("init", "train.tsv", *options)[0] == 0
+    [validation] = load_config("en-sco.yaml").data.validation
+    assert (validation.source_column, validation.target_column) == (0, 1)
+    code, _, err = mtrain("init", "train.tsv")
+    assert code == 2 and "both seem to be English" in one_line(err[err.index("error: ") :])
+
+
+def test_given_columns_are_found_by_their_names_in_other_kinds(mtrain):
+    header = ["text", "original", "reference"]
+    columns = zip(header, (SOURCES, TARGETS, TARGETS[::-1]), strict=True)
+    tsv_file("a.tsv", *([name, *texts] for name, texts in columns))
+    records = [
+        dict(zip(header, row, strict=True)) for row in zip(SOURCES, TARGETS, TARGETS[::-1], strict=True)
+    ]
+    write(Path("b.jsonl"), [json.dumps(record) for record in records])
+    options = ("--source-column", "text", "--target-column", "original", "--source-lang", "en")
+    assert mtrain("init", "a.tsv", "b.jsonl", *options, "--target-lang", "fr")[0] == 0
+    assert train_pairs() == PAIRS * 2
+
+
 def test_corpora_may_be_of_different_kinds(mtrain):
     names = text_files("part.en", "part.fr", len(PAIRS))
     train = (tsv_file("train.tsv"), *names, jsonl_file("train.jsonl"))
@@ -368,6 +406,7 @@ def test_identifiers_beside_sides_are_no_indonesian(mtrain):
     assert code == 0 and "not used: eng-fra/train.id\n" in err
     data = load_config(CONFIG).data
     assert (data.source_lang, data.target_lang, train_pairs()) == ("en", "fr", PAIRS[:300])
+    assert mtrain("init", *text_files("train.id", "train.en"))[0] == 0 and Path("id-en.yaml").exists()
 
 
 @pytest.mark.parametrize("role", ["validation", "test"])
@@ -543,14 +582,14 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             {"a.en-fr.tsv": b"A b.\tC d.\n", "a.en-de.tsv": b"A b.\tE f.\n"},
             "a.en-fr.tsv a.en-de.tsv",
             3,
-            "a.en-de.tsv: 1 is in de, not in fr",
+            "a.en-de.tsv: the names say de, not fr; leave this corpus out",
         ),
         ({"a.en": b"x\n"}, "a.en a.en", 2, "a.en: given twice"),
         (
             {"a.en": b"x\n", "a.fr": b"x\n"},
             "a.en a.fr --source-column 1",
             2,
-            "are for TSV, JSONL and Parquet files",
+            "need a TSV, JSONL or Parquet file first",
         ),
         ({"a.tsv": b"A b.\tC d.\n"}, "a.tsv --source-column 7", 2, "no column 7; choose from 0, 1"),
         ({"a.en": b"x\n", "a.fr": b"x\n"}, "a.en a.fr --max-minutes -1", 2, "--max-minutes"),

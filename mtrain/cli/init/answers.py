@@ -127,8 +127,9 @@ def _ask_for_sides(sides: Sequence[FoundText], chosen: ChosenSides) -> ChosenSid
             return chosen
         words = _words(answer)
         if len(words) != 2:
-            separated = "with a comma between names that have spaces"
-            raise UsageError(f"give two of them, source and target, {separated}")
+            raise UsageError(
+                "give two of them, source and target, with a comma between names that have spaces"
+            )
         return choose_sides(sides, (words[0], words[1]), (None, None))
 
     for side in sides:

@@ -149,7 +149,7 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "NewConfig":
 
     roles = _roles(names, given.languages)
     if roles.train[0].kind == "text" and any(given.columns):
-        raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
+        raise UsageError("--source-column and --target-column need a TSV, JSONL or Parquet file first")
     sides = settle_sides(sides_of(roles.train[0], given.columns, given.languages), given)
     found = inspect_corpora(roles, find_siblings(roles.train[0]), sides)
     show_corpora(found, sides)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import count
+from typing import NamedTuple
 from unicodedata import category, decomposition
 
 import numpy as np
@@ -20,8 +21,11 @@ _TEXTS = 500  # that are joined at a time; more would not fit into the processor
 _CLUSTER = regex.compile(r"\X")
 
 
-# A character, or a sequence that is one character to a reader, and what normalization makes of it.
-Change = tuple[str, str]
+class Change(NamedTuple):
+    """A character, or a sequence that is one character to a reader, and what normalization makes of it."""
+
+    before: str
+    after: str
 
 
 class ChangeCounter:
@@ -81,10 +85,12 @@ def _composing() -> frozenset[str]:
     """The marks that compose with a character before them. All others change nothing, such as the vowel signs
     of most Indic scripts, which are frequent."""
     parts = (decomposition(chr(code)).split() for code in range(_LAST_COMPOSED + 1))
-    return frozenset(chr(int(part[1], 16)) for part in parts if len(part) == 2 and part[0][0] != "<")
+    return frozenset(
+        chr(int(part[1], 16)) for part in parts if len(part) == 2 and not part[0].startswith("<")
+    )
 
 
 def _without_common_start(before: str, after: str) -> Change:
     """The parts of two different texts that differ: a joiner is shown without the letter before it."""
     start = next(i for i in count() if before[i : i + 1] != after[i : i + 1])
-    return before[start:], after[start:]
+    return Change(before[start:], after[start:])

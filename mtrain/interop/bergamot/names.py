@@ -29,18 +29,25 @@ _ACTIVATIONS = {"relu": "relu", "silu": "swish"}  # Marian's gelu is an approxim
 
 # Options that change what a model computes, and the supported values, of which mtrain writes the first one. A
 # file may lack any of them.
-_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "type": ("transformer",),
-    **dict.fromkeys(("transformer-preprocess", "transformer-postprocess-top"), ("",)),
-    "transformer-postprocess": ("dan", "an"),  # d is dropout
-    "transformer-postprocess-emb": ("d", ""),
-    "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-ffn-depth": (2,),
-    **dict.fromkeys(("transformer-no-projection", "transformer-pool", "ulr", "right-left"), (False,)),
-    **dict.fromkeys(("transformer-train-position-embeddings", "transformer-train-positions"), (False,)),
-    "transformer-tied-layers": ([],),
-    "input-types": ([],),
-    **dict.fromkeys(("lemma-dim-emb", "transformer-decoder-dim-ffn", "transformer-decoder-ffn-depth"), (0,)),
+_OPTIONS: dict[str, list[Any]] = {
+    "type": ["transformer"],
+    "transformer-preprocess": [""],
+    "transformer-postprocess": ["dan", "an"],  # d is dropout
+    "transformer-postprocess-emb": ["d", ""],
+    "transformer-postprocess-top": [""],
+    "transformer-decoder-autoreg": ["self-attention"],
+    "transformer-ffn-depth": [2],
+    "transformer-no-projection": [False],
+    "transformer-pool": [False],
+    "transformer-tied-layers": [[]],
+    "transformer-train-position-embeddings": [False],
+    "transformer-train-positions": [False],
+    "lemma-dim-emb": [0],
+    "input-types": [[]],
+    "ulr": [False],
+    "right-left": [False],
+    "transformer-decoder-dim-ffn": [0],
+    "transformer-decoder-ffn-depth": [0],
 }
 
 
