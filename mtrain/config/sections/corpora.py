@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_serializer, model_validator
 
-from mtrain.config.section import Count, FilePath, PositiveInt, Section, Share
+from mtrain.config.section import Count, FilePath, PositiveInt, Section, Weight
 
 
 class CorpusSpec(Section):
@@ -18,7 +18,7 @@ class CorpusSpec(Section):
         description="name of the corpus, in messages and in `data.stages`; null: its file, pattern or "
         "dataset; for `train` only",
     )
-    weight: Share = Field(
+    weight: Weight = Field(
         1.0, description="number of times that each pair occurs in an epoch; for `train` only"
     )
     source_lang: str | None = Field(
@@ -104,8 +104,8 @@ class ParquetCorpus(FieldsCorpus):
 
 
 class HubCorpus(FieldsCorpus):
-    """A dataset on the Hugging Face Hub, or a local folder with one, also if `save_to_disk` of the library
-    `datasets` wrote it; not a script-based dataset."""
+    """A dataset on the Hugging Face Hub, a local folder with one, or a folder that `save_to_disk` of the
+    library `datasets` wrote. Datasets with a loading script are not supported."""
 
     hub: FilePath = Field(
         description="dataset on the Hugging Face Hub, such as `wmt/wmt14`, or a local folder"

@@ -146,7 +146,7 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
             yield f"{counts.bad:,} pair(s) of {name} cannot be read; {consequence}"
         if not counts.usable:
             yield f"{name} has no usable pair"
-    yield from (f"{name} has no usable pair" for name, count in findings.corpora.items() if not count)
+    yield from (f"{name} has no usable pair" for name in findings.unusable)
     all_usable = usable + findings.rejected.get("duplicates", 0)  # suspicious pairs are counted before these
     for kind, suspicious in findings.suspicious.items():
         if suspicious.count > _MANY * all_usable:

@@ -174,12 +174,12 @@ def load_dataset(corpus: HubCorpus) -> Any:
 
     datasets.utils.logging.set_verbosity(logging.CRITICAL)  # errors are reported below, in one line
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    folder = Path(corpus.hub)
+    whole, split = Path(corpus.hub), Path(corpus.hub, corpus.split)
     try:
-        if (folder / "state.json").is_file():
-            return datasets.load_from_disk(folder)
-        if (folder / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(folder / corpus.split)
+        if (whole / "state.json").is_file() and corpus.split == "train":
+            return datasets.load_from_disk(whole)
+        if (split / "state.json").is_file():
+            return datasets.load_from_disk(split)
         return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
     except Exception as error:  # the library and its dependencies raise dozens of exception types
         reason = " ".join(str(error.__cause__ or error).split())[:300]

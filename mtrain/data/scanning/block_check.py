@@ -65,14 +65,14 @@ class BlockCheck:
     """Checks blocks of training pairs."""
 
     def __init__(
-        self, scripts: Scripts, evaluation_hashes: PairHashes, keep_sources: bool, normalizers: Normalizers
+        self, scripts: Scripts, evaluation_hashes: PairHashes, keep_hashes: bool, normalizers: Normalizers
     ):
         """`scripts` are the expected scripts of the sources and targets of each corpus, none if they are not
         known. `evaluation_hashes` are the sorted hashes of the validation and test sets. With
-        `keep_sources`, the findings contain the hashes of all sources. `normalizers` are the ones that
+        `keep_hashes`, the findings contain the hashes of all sources. `normalizers` are the ones that
         the tokenizer will apply."""
         self.scripts, self.evaluation_hashes = scripts, evaluation_hashes
-        self.keep_sources = keep_sources
+        self.keep_hashes = keep_hashes
         self._counters = [None if each is None else ChangeCounter(each) for each in normalizers]
         distinct = {tuple(expected) for sides in scripts for expected in sides if expected}
         self._filters = {expected: ScriptFilter(*expected) for expected in distinct}
@@ -82,7 +82,7 @@ class BlockCheck:
         leave out: shifts can only be found in consecutive pairs."""
         usable, scripts = block.usable(), self.scripts[corpus]
         sources, targets = usable.sources, usable.targets
-        needs_normalized = self.keep_sources or bool(len(self.evaluation_hashes.pairs))
+        needs_normalized = self.keep_hashes or bool(len(self.evaluation_hashes.pairs))
         hashes = hash_all(sources, targets, needs_normalized)
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
@@ -101,7 +101,7 @@ class BlockCheck:
             shifts=find_shifts(unfiltered),
             excerpts=[*_excerpts_of(usable)],
             quotes=count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
-            hashes=hashes if self.keep_sources else PairHashes(hashes.pairs, NO_HASHES, NO_HASHES),
+            hashes=hashes if self.keep_hashes else PairHashes(hashes.pairs, NO_HASHES, NO_HASHES),
             overlap=PairHashes(*map(common, hashes, self.evaluation_hashes)),
         )
 

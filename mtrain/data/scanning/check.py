@@ -108,6 +108,7 @@ class Findings:
     rejected: dict[str, int] = field(default_factory=dict)  # training pairs by rule of `data.filters`
     # Usable pairs by training corpus, if there are several.
     corpora: dict[str, int] = field(default_factory=dict)
+    unusable: list[str] = field(default_factory=list)  # training corpora without a usable pair
     shifts: list[Shift] = field(default_factory=list)
     languages: dict[str, str] = field(default_factory=dict)  # corpora in other languages: what is wrong
     quoted: list[str] = field(default_factory=list)  # TSV files whose fields seem to be in quotes
@@ -210,6 +211,7 @@ class DataCheck:
         corpora = zip(found.corpora, self._sides, self._data.directions, strict=True)
         languages = {name: sides.what_is_wrong(direction) for name, sides, direction in corpora}
         found.languages = {name: wrong for name, wrong in languages.items() if wrong}
+        found.unusable = [name for name, usable in found.corpora.items() if not usable]
         if len(found.corpora) == 1 or repeated:
             found.corpora = {}
         found.shifts = [shift for shift in chain.from_iterable(self._shifts) if shift.lines != 0]

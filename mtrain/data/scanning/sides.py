@@ -217,8 +217,8 @@ class CorpusSides:
         """What is wrong, as text to follow the name of the corpus; empty if nothing seems to be wrong."""
         named = zip(("sources", "targets"), self._texts, strict=True)
         others = [name for name, texts in named if 2 * sum(map(is_sentence, texts)) < len(texts)]
-        wrong = [f"the {name} seem not to be sentences; check the columns" for name in others]
-        wrong = wrong or [find_wrong_languages(*self._texts, direction)]
+        problem = f"the {' and '.join(others)} seem not to be sentences; check the files and columns"
+        wrong = [problem] if others else [find_wrong_languages(*self._texts, direction)]
         if self._exchanged:
             pairs = "pairs from about {} to {}".format(*self._exchanged)
             wrong.append(f"the sides of {pairs} seem to be exchanged, compared with the first pairs")

@@ -228,8 +228,10 @@ def test_hub_dataset_that_was_saved_to_disk(tmp_path: Path):
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "tables")
     assert read(hub=tmp_path / "table", **FIELDS) == [("a", "x")]
     assert read(hub=tmp_path / "tables", split="test", **FIELDS) == [("a", "x")]
-    with pytest.raises(DataError, match="cannot load the dataset"):
-        read(hub=tmp_path / "tables", split="nope", **FIELDS)
+    assert read(hub=tmp_path / "tables", split="train+test", **FIELDS) == [("a", "x")] * 2
+    for name in ("table", "tables"):
+        with pytest.raises(DataError, match="cannot load the dataset"):
+            read(hub=tmp_path / name, split="nope", **FIELDS)
 
 
 def test_toy():

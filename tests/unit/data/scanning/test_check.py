@@ -99,12 +99,22 @@ def test_a_corpus_without_usable_pairs_is_warned_of(corpora):
     data = corpora([("", "leer")]).data
     data = data.model_copy(update={"train": [*data.train, ToyCorpus(toy="train")]})
     assert f"{data.names[0]} has no usable pair" in list_warnings(check_data(data))
+    data = data.model_copy(
+        update={"train": [*data.train, ToyCorpus(toy="train")], "filters": Filters(duplicates="pairs")}
+    )
+    assert f"{data.names[0]} has no usable pair" in list_warnings(check_data(data))
 
 
 def test_a_corpus_of_other_columns_than_sentences_is_warned_of(corpora):
     addresses = [(f"https://example.com/{n}", source) for n, (source, _) in enumerate(GOOD)]
     [warning] = list_warnings(check_data(corpora(addresses).data))
-    assert warning.endswith("train.source: the sources seem not to be sentences; check the columns")
+    wrong = "train.source: the {} seem not to be sentences; check the files and columns"
+    assert warning.endswith(wrong.format("sources"))
+    numbers = [(f"{n}", f"{n}.5") for n in range(100, 300)]
+    assert any(
+        warning.endswith(wrong.format("sources and targets"))
+        for warning in list_warnings(check_data(corpora(numbers).data))
+    )
 
 
 def test_the_first_unreadable_pairs_are_listed_with_reasons(corpora, tmp_path):
