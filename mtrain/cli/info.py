@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from mtrain.runs.summary import Files, RunProgress, Summary
 
 Rows = list[list[str]]
-_TIED = {"all": "shared by source, target and output", "decoder": "shared by target and output"}
+_TIED = {
+    "all": "shared by source, target and output",
+    "decoder": "shared by target and output",
+    "none": "separate",
+}
 _LIMITS = ("max_steps", "max_epochs", "max_minutes", "patience")
 _WITHOUT_CHECKPOINTS = "its checkpoints were removed, so it cannot be resumed"
 _DATA_TYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -153,7 +157,7 @@ def _model(model: "Description") -> Rows:
         limits = [["longest side", f"{longest}; longer pairs are not classified"]]
     else:
         decoder = f"{architecture.decoder_layers} decoder"
-        embeddings = [["embeddings", _TIED.get(architecture.tie_embeddings, "separate")]]
+        embeddings = [["embeddings", _TIED[architecture.tie_embeddings]]]
         longest += "" if info.export else "; longer lines are split"
         limits = [["longest source", longest], ["decoding", _decoding(config.decoding)]]
     rows = [

@@ -145,9 +145,10 @@ class Config(Section):
         if augment is None or is_reused:
             return
         if augment.cases and tokenizer.normalization.endswith("_cf"):
-            found = f"data.augment.{next(iter(augment.cases))} has no effect with tokenizer.normalization"
-            reason = f"{tokenizer.normalization}, which lowercases all text"
-            raise ValueError(f"{found}: {reason}; leave out one of the two")
+            raise ValueError(
+                f"data.augment.{next(iter(augment.cases))} has no effect with tokenizer.normalization: "
+                f"{tokenizer.normalization}, which lowercases all text; leave out one of the two"
+            )
         if augment.noise and not tokenizer.byte_fallback:
             reason = "because the vocabulary lacks its characters"
             raise ValueError(f"data.augment.noise needs tokenizer.byte_fallback: true, {reason}")

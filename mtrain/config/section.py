@@ -15,7 +15,7 @@ PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 TextLength = Annotated[int, Field(ge=2, le=65536)]  # in tokens
-Share = Annotated[float, Field(ge=0.001, le=1000)]  # relative to others
+Weight = Annotated[float, Field(ge=0.001, le=1000)]  # relative to others
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 FilePath = Annotated[str, AfterValidator(expand_home)]  # of a file or folder, or a pattern of files

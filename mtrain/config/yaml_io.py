@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -34,8 +34,11 @@ class YamlError(ValueError):
         self.line = line
 
 
-# A parsed YAML text: its value, and the syntax tree that knows the line of each key.
-Document = tuple[Any, yaml.Node | None]
+class Document(NamedTuple):
+    """A parsed YAML text: its value, and the syntax tree that knows the line of each key."""
+
+    value: Any
+    root: yaml.Node | None
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -116,7 +119,7 @@ def parse_document(text: str) -> Document:
     """Parse YAML by the 1.2 core schema. Raises YamlError."""
     try:
         root = _syntax_tree(text)
-        return None if root is None else _YamlLoader("").construct_document(root), root
+        return Document(None if root is None else _YamlLoader("").construct_document(root), root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = line_of(mark) if mark else 1
@@ -151,7 +154,7 @@ def _quoted(text: str, number: int) -> str:
 
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text, by the 1.2 core schema. Raises YamlError."""
-    return parse_document(text)[0]
+    return parse_document(text).value
 
 
 def read_document(path: Path, named_at: str = "", is_regular: bool = False) -> Document:
@@ -191,7 +194,7 @@ def read_yaml_file(path: Path, error: type[MtrainError] = UsageError) -> Any:
     """The value of a YAML file of a run or model folder. Raises an `error` if it is missing, unreadable, too
     large, not a regular file or not YAML."""
     try:
-        return read_document(path, is_regular=True)[0]
+        return read_document(path, is_regular=True).value
     except UsageError as problem:
         raise error(str(problem)) from None
 

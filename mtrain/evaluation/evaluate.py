@@ -132,7 +132,7 @@ def target_lang_of(path: Path) -> str:
     """
     model_info.require_model(path)
     folder = model_info.model_folder_of(path)
-    # A checkpoint has no settings of its own.
+    # A checkpoint, and a run without a model folder, has the settings of the run.
     data = _data_of(path, ()) if model_info.is_checkpoint(path) or not folder.is_dir() else None
     return model_info.read_model_config(folder).target_lang if data is None else data.target_lang
 

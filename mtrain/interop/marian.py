@@ -18,10 +18,14 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
 EQUIVALENT = {  # keys of config.json and ModelConfig
-    **{key: key for key in ("d_model", "encoder_layers", "decoder_layers")},
+    "d_model": "d_model",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
     "encoder_attention_heads": "heads",
     "encoder_ffn_dim": "ffn_dim",
-    **{key: key for key in ("dropout", "attention_dropout", "activation_dropout")},
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "activation_dropout",
     "max_position_embeddings": "max_positions",
     "vocab_size": "source_vocab_size",
 }
@@ -36,8 +40,11 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 FIXED: dict[str, dict[str, bool]] = {
     "marian": {
         "scale_embedding": True,
-        **dict.fromkeys(("normalize_before", "normalize_embedding", "layernorm_embedding"), False),
-        **dict.fromkeys(("add_final_layer_norm", "add_bias_logits"), False),
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "layernorm_embedding": False,
+        "add_final_layer_norm": False,
+        "add_bias_logits": False,
         "static_position_embeddings": True,
     },
     "pegasus": {"scale_embedding": True, "normalize_before": True, "normalize_embedding": False},

@@ -12,7 +12,7 @@ from mtrain.runs.metrics import Curve, Floats
 from mtrain.runs.records import RunRecords
 
 _ROWS = 10  # of the table of a chart
-_DIGITS = {"steps": 9, "tokens": 9, "hours": 6}  # of the places on each axis
+_DIGITS = {"steps": 9, "tokens": 9, "hours": 6}  # significant digits of the places on each axis
 
 
 class Chart(NamedTuple):

@@ -3,14 +3,14 @@
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple, cast
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mtrain.checkpoint import model_info
 from mtrain.checkpoint.model_card import read_card, stated_license
 from mtrain.checkpoint.model_info import Description, Score
-from mtrain.checkpoint.state import Plan, TrainState
+from mtrain.checkpoint.state import Plan
 from mtrain.config.choices import Choice
 from mtrain.config.load import read_config, validate
 from mtrain.config.schema import Config
@@ -74,7 +74,7 @@ def read_progress(run_dir: Path, training: TrainingConfig | None) -> RunProgress
     progress.logged_step = next((line["step"] for line in lines[::-1] if isinstance(line["step"], int)), 0)
     # If a validation is due, it may select another model.
     if training is not None and not state.get("validation_due"):
-        progress.finished = limit_reached(training, cast(TrainState, progress))
+        progress.finished = limit_reached(training, progress)
     return progress
 
 

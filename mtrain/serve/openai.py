@@ -73,7 +73,8 @@ async def complete_chat(server: Server, request: Request) -> Response:
 def _events(answer: dict[str, Any], text: str, reason: str, usage: dict[str, int] | None) -> Iterator[str]:
     """The answer as events of a stream, the last of which contains the `usage`, if given."""
     deltas: list[Any] = [({"role": "assistant", "content": text}, None), ({}, reason)]
-    events: list[Any] = [{"choices": [{"index": 0, "delta": x, "finish_reason": end}]} for x, end in deltas]
+    choices = [{"index": 0, "delta": delta, "finish_reason": end} for delta, end in deltas]
+    events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
     if usage is not None:
         events.append({"choices": [], "usage": usage})
     for event in events:

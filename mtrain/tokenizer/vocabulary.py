@@ -129,8 +129,8 @@ class Vocabulary:
         """The pieces, with a space for SPACE in those that SentencePiece does not know, such as the pieces
         that only a mapping has: it returns them unchanged."""
         unknown = self.processor.unk_id()
-        pairs = zip(self.processor.piece_to_id(pieces), pieces, strict=True)
-        return [piece.replace(SPACE, " ") if i == unknown else piece for i, piece in pairs]
+        numbered = zip(self.processor.piece_to_id(pieces), pieces, strict=True)
+        return [piece.replace(SPACE, " ") if i == unknown else piece for i, piece in numbered]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
         """The text of each row of ids, without special tokens."""
@@ -212,9 +212,13 @@ class Vocabulary:
 def make_normalizer(rule: str | None = None, model: bytes | None = None) -> SentencePieceNormalizer | None:
     """SentencePiece's normalizer of characters with the name `rule`, or of a serialized model. It leaves runs
     and ends of spaces as they are. None if it changes nothing."""
-    changes_of_spaces = "add_dummy_prefix", "escape_whitespaces", "remove_extra_whitespaces"
-    options: dict[str, Any] = dict.fromkeys(changes_of_spaces, False)
-    normalizer = SentencePieceNormalizer(rule_name=rule, model_proto=model, **options)
+    normalizer = SentencePieceNormalizer(
+        rule_name=rule,
+        model_proto=model,
+        add_dummy_prefix=False,
+        escape_whitespaces=False,
+        remove_extra_whitespaces=False,
+    )
     return normalizer if has_rules(normalizer.serialized_normalizer_spec()) else None
 
 

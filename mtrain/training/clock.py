@@ -63,8 +63,8 @@ class Clock:
         self.most = math.inf if most is None else most
         self.limits = training.max_minutes, most
         self.planned_steps = training.planned_steps  # in which the schedules of the config are expressed
-        taken = state.step and state.seconds / state.step
-        self._seconds_per_step = taken or self.budget / self.planned_steps  # assumed until steps are measured
+        measured = state.step and state.seconds / state.step
+        self._seconds_per_step = measured or self.budget / self.planned_steps  # until it is measured
         written: list[Plan] = []
         with suppress(OSError, ValueError):  # none, if the file is missing or damaged
             written = _PLANS.validate_python(read_json(self.file))

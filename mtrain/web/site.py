@@ -39,7 +39,9 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
             site["arithmetic"] = _write_model(model, folder)
             found.append(site | {"vocabularies": vocabularies_in(folder)})
         targets = {code: [t for s, t in described if s == code] for pair in described for code in pair}
-        languages = [{"code": c, "name": language_name(c), "targets": into} for c, into in targets.items()]
+        languages = [
+            {"code": code, "name": language_name(code), "targets": codes} for code, codes in targets.items()
+        ]
         page = translator_page("engine", {"models": found, "languages": languages})
         write_text(temporary / "index.html", page)
 

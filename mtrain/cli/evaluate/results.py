@@ -66,7 +66,9 @@ def report_results(
     by_sentence = outputs.sentence_scores is not None or outputs.html is not None
     with ExitStack() as stack:
         stack.enter_context(metrics.comet)
-        table = None if (file := outputs.sentence_scores) is None else stack.enter_context(open_output(file))
+        table = None
+        if outputs.sentence_scores is not None:
+            table = stack.enter_context(open_output(outputs.sentence_scores))
         for test, systems in translated:
             target_lang = test.target_lang(language)
             with waiting_for(f"{test.name}: scoring"):
@@ -120,7 +122,10 @@ def _lines_of(result: "SetResult") -> Iterable[str]:
             yield f"  problems: {shown}" + (f"; {system}" if len(systems) > 1 else "")
     for system, buckets in result.by_length.items():
         yield "  by words of the source" + (f", {system}" if len(systems) > 1 else "")
-        rows = [[one.name, str(one.sentences), *(score.rounded for score in one.scores)] for one in buckets]
+        rows = [
+            [bucket.name, str(bucket.sentences), *(score.rounded for score in bucket.scores)]
+            for bucket in buckets
+        ]
         header = ["words", "sentences", *(score.metric for score in buckets[0].scores)]
         yield from format_table(rows, header, indent=4)
 

@@ -107,8 +107,9 @@ class DecodingConfig(Section):
     @model_validator(mode="after")
     def _search_or_sample(self) -> Self:
         if self.min_length_ratio > self.max_length_ratio or self.min_length_offset > self.max_length_offset:
-            offsets = "nor min_length_offset max_length_offset"
-            raise ValueError(f"min_length_ratio must not exceed max_length_ratio, {offsets}")
+            raise ValueError(
+                "min_length_ratio must not exceed max_length_ratio, nor min_length_offset max_length_offset"
+            )
         if self.samples is None and (self.temperature != 1 or self.top_k or self.top_p != 1):
             raise ValueError("temperature, top_k and top_p affect sampling only; set samples, too")
         if self.mbr and self.hypotheses == 1:

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mtrain.config.section import PositiveInt, Section, Share
+from mtrain.config.section import PositiveInt, Section, Weight
 
 
 class Stage(Section):
     """A stage of training, with a mixture of corpora of its own. Corpora without a share are left out."""
 
-    shares: Annotated[dict[str, Share], Field(min_length=1)] = Field(
+    shares: Annotated[dict[str, Weight], Field(min_length=1)] = Field(
         description="share of each corpus among the pairs of the stage, by the name of the corpus; only the "
         "proportions matter"
     )

@@ -98,8 +98,8 @@ class Predictor:
         if self._repeated is not None:
             memories = [memory[self._repeated] for memory in memories]
             source_keep = source_keep[self._repeated]
-        pairs = zip(models, memories, strict=True)
-        self.caches = [model.start_cache(memory, source_keep, rows, max_length) for model, memory in pairs]
+        encoded = zip(models, memories, strict=True)
+        self.caches = [model.start_cache(memory, source_keep, rows, max_length) for model, memory in encoded]
         self.hidden = torch.empty(0)  # (N, E) hidden states of the last step, of the last model
 
     def step(self, last: Tensor) -> Tensor:

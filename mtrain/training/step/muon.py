@@ -33,11 +33,11 @@ class Muon(torch.optim.AdamW):
     """
 
     def __init__(
-        self, groups: list[dict[str, Any]], precision: str, workers: int, pool: Executor | None, **others: Any
+        self, groups: list[dict[str, Any]], precision: str, workers: int, pool: Executor | None, **adamw: Any
     ):
         """`precision` of matrix products; `workers`: how many threads share the matrices, the calling one and
-        those of `pool`."""
-        super().__init__(groups, **others)
+        those of `pool`; `adamw`: further options of AdamW."""
+        super().__init__(groups, **adamw)
         self._workers, self._pool = workers, pool
         first = self.param_groups[0]["params"][0]
         # Ranks must compute identical updates, but the CPUs of some machines may lack bf16.
