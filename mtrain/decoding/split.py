@@ -29,6 +29,8 @@ _SPACE_BEFORE_STOP = re.compile(r"[^\S\x00-\x7f](?=\.)")
 
 _BLOCK = 10_000  # maximum characters of a line that is not split, to bound memory
 _SEGMENTED = 4000  # characters that sentencex divides at a time, which takes milliseconds
+# Markup that belongs to the sentence before it: end tags, and placeholders such as `[X1X]` and `{0}`.
+_CLOSING = re.compile(r"(?:</[^<>]*>|\[\w+\]|\{\w*\})+\s*")
 _CONTEXT = 1000  # characters at the end of a block, whose sentences may continue in the next one
 # Lines that are read, sorted by length and translated together. On a CPU, larger windows gain no speed,
 # except with many workers; see `Workers.lines_needed`.
@@ -284,7 +286,14 @@ class Splitter(NamedTuple):
         found = _segment(base_language(self.language), text)
         if "\u17d4" in text or "\u17d5" in text:
             found = chain.from_iterable(map(_KHMER_END.split, found))
-        return [*found] or [text]
+        sentences: list[str] = []
+        for each in found:
+            markup = _CLOSING.match(each)
+            if markup and sentences and not sentences[-1][-1:].isspace():
+                sentences[-1] += markup[0]
+                each = each[markup.end() :]
+            sentences += [each] if each else []
+        return sentences or [text]
 
 
 def _segment(language: str, text: str) -> Iterator[str]:

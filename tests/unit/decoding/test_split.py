@@ -289,6 +289,9 @@ def test_a_tag_may_name_another_language_on_the_side_that_is_not_chosen(both: To
         ("und", "One. Two.", 2),
         ("en", "Take vitamin C\u00a0. It helps\u3000.", 2),
         ("ja", "C\u202f.", 1),
+        ("en", "[X0X]It rains.[X1X] <b>It snows.</b> Yes.", 3),
+        ("en", "<p>It rains.</p>", 1),
+        ("zh", "[X0X]猫在睡觉。[X1X]下雨了！", 2),
     ],
 )
 def test_sentences_end_as_the_language_ends_them(translator: Translator, language, text, count) -> None:
