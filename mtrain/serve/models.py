@@ -31,6 +31,8 @@ _INSTEAD = {
     **dict.fromkeys(("zh-TW", "zh-HK", "zh-MO", "zh-Hant"), ("zh-Hant", "zh-TW")),
     **{"pt": ("pt-PT",), "nb": ("no",), "no": ("nb",)},
 }
+# Scripts that the code of a language alone stands for; the script of Chinese is always named.
+_USUAL_SCRIPTS = {"az": "Latn", "bs": "Latn", "kk": "Cyrl", "pa": "Guru", "sr": "Cyrl", "uz": "Latn"}
 _MOST_TRANSLATORS = 1024  # directions of a multilingual model that are kept ready
 
 
@@ -84,8 +86,9 @@ def _languages_of(translator: Translator) -> tuple[Sequence[str], Sequence[str]]
 
 
 def _short_codes(codes: Iterable[str], known: Collection[str]) -> dict[str, str]:
-    """Codes as clients use them, with the model's codes: `de` for `deu_Latn`, but `zh-Hans` for `zho_Hans`
-    and `zh-TW` for `zh_TW` if another of these or of the `known` codes is of the same language."""
+    """Codes as clients use them, with the model's codes: `de` for `deu_Latn`, but `sr-Latn` for `srp_Latn`,
+    whose script is not the usual one, and `zh-TW` for `zh_TW` if another of these or of the `known` codes is
+    of the same language."""
     own = list(codes)
     bases = Counter(map(base_language, own))
     full = {code: find_language(code) or code for code in {*own, *known}}
@@ -93,6 +96,9 @@ def _short_codes(codes: Iterable[str], known: Collection[str]) -> dict[str, str]
 
     def short(code: str) -> str:
         base = base_language(code)
+        script = re.search("-([A-Z][a-z]{3})$", full[code])
+        if script and (base == "zh" or _USUAL_SCRIPTS.get(base, script[1]) != script[1]):
+            return full[code]
         if "_" not in code and (find_language(code) is None or ("-" in code and base in full)):
             return full[code]  # the user's own name, or a region that differs from a model without one
         return base if bases[base] == 1 and variants[base] < 2 else full[code]

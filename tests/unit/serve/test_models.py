@@ -85,6 +85,10 @@ def test_codes_of_a_multilingual_model_have_short_names():
         ("nn", ("no", "nn"), "nn"),
         ("sr", ("sr-Latn", "sr-Cyrl"), "several codes of the model fit: sr-Latn, sr-Cyrl"),
         ("zt", ("zh",), "zh"),
+        ("zh", ("zh-Hans",), "zh-Hans"),
+        ("zh-Hant", ("zh-Hans",), "zh-Hant"),
+        ("sr-Cyrl", ("sr-Latn",), "sr-Cyrl"),
+        ("sr", ("sr-Latn",), "sr-Latn"),
     ],
 )
 def test_codes_that_clients_use_are_understood(asked, codes, expected):
@@ -112,6 +116,14 @@ def test_regions_and_scripts_tell_the_models_of_a_language_apart(codes):
     for code, name in zip(codes, short, strict=True):
         assert found(models, "en", code) == found(models, "en", name) == (code, "en", code)
     assert not models.is_same(*short)
+
+
+def test_only_scripts_that_a_code_alone_stands_for_are_left_out():
+    """A client that finds `zh` in the list would ask for Traditional Chinese, too."""
+    codes = ("zho_Hans", "srp_Latn", "kaz_Cyrl", "deu_Latn", "arb_Arab")
+    models = together(*(model(code, "eng_Latn", code) for code in codes))
+    assert models.targets_of("en") == ["zh-Hans", "sr-Latn", "kk", "de", "ar"]
+    assert together(model("a", "eng_Latn", "srp_Cyrl")).targets_of("en") == ["sr"]
 
 
 def test_a_region_does_not_matter_if_no_model_has_another():
