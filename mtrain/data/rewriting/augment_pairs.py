@@ -22,7 +22,7 @@ class PairAugmenter:
     """Changes encoded pairs at random. What it does depends only on the pairs and a generator."""
 
     def __init__(self, augment: Augment, data: DataConfig, tokenizer: Tokenizer):
-        """Raises UsageError if the vocabulary cannot represent noise."""
+        """Raises UsageError if the vocabulary cannot represent noise in `data.max_length` tokens."""
         self._augment, self._max_length = augment, data.max_length
         self._vocabularies = tokenizer.source, tokenizer.target
         self._symbols = [vocabulary.symbol_pattern for vocabulary in self._vocabularies]
@@ -34,7 +34,8 @@ class PairAugmenter:
         self._directions = {tags: data.common_direction(tagged) for tags, tagged in corpora.items()}
         self._eos = tokenizer.special.eos
         if augment.noise and not self.noise(10 / augment.noise, random.Random(1)):
-            raise UsageError("data.augment.noise: the vocabulary lacks its characters; leave it out")
+            reason = "the vocabulary lacks its characters, or data.max_length is too small"
+            raise UsageError(f"data.augment.noise: {reason}; leave it out")
 
     def __call__(self, pairs: Sequence[EncodedPair], generator: random.Random) -> list[EncodedPair]:
         """The pairs, some of them changed. A pair is not changed if it would become empty or too long, or if
