@@ -47,13 +47,12 @@ class FoundText(NamedTuple):
 
 class ChosenSides(NamedTuple):
     """The source and the target. `certain` is whether nothing else could be meant, `by_key` whether a column
-    was chosen by its key or name, `by_order` whether nothing but their order says which is the source."""
+    was chosen by its key or name."""
 
     source: FoundText
     target: FoundText
     certain: bool = True
     by_key: bool = False
-    by_order: bool = False
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -79,6 +78,8 @@ def with_languages(sides: Sequence[FoundText], file: str) -> list[FoundText]:
     codes = languages_of_pair(file)
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
         return found
+    if all(side.identified and all(map(side.identified.is_not, codes)) for side in found):
+        return found  # they are words, as in `is-it`
     # Both may seem to be in the same language, if the other one is similar to it, or not known.
     seen = [side.seen for side in found]
     if sum(map(is_same_language, seen, codes[::-1])) > sum(map(is_same_language, seen, codes)):
@@ -117,7 +118,7 @@ def _choose_two(sides: Sequence[FoundText]) -> ChosenSides:
     if len(sources) == len(targets) == 1 and sources != targets and not are_files:
         return ChosenSides(sources[0], targets[0])
     if len(sides) == 2:
-        return ChosenSides(sides[0], sides[1], by_order=True)
+        return ChosenSides(sides[0], sides[1])
     named = [side for side in sides if side.named]
     if len(named) == 2 and named[0].named != named[1].named:
         return ChosenSides(named[0], named[1])

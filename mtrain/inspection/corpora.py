@@ -107,27 +107,40 @@ def inspect_corpus(group: Group, sides: ChosenSides) -> InspectedCorpus:
 
 def _sides_in(group: Group, first: ChosenSides) -> ChosenSides:
     """The sides of a corpus, by those of the first: the same ones, unless it is of another kind, or a table
-    that may have other columns. Raises DataError if its names say other languages."""
-    is_same_kind = group.kind == first.source.kind
-    if is_same_kind and (group.kind == "text" or first.by_key):
+    with other columns. Raises DataError if its names say other languages."""
+    chosen, is_same_kind = first[:2], group.kind == first.source.kind
+    if is_same_kind and group.kind == "text":
         return first
+    if group.kind != "text":
+        columns = read_table(expand(group.files[0])[0], group.kind).columns
+        named = {column.name: column for column in reversed(columns)}
+        if all(side.name in named and not side.is_number for side in chosen):
+            source, target = (FoundText(*named[side.name], kind=group.kind) for side in chosen)
+            return first if is_same_kind else ChosenSides(source, target)
+        if is_same_kind and first.by_key and {side.key for side in chosen} <= {each.key for each in columns}:
+            return first
     found = sides_of(group, languages=first.languages)
-    if not any(side.is_number for side in first[:2]):
-        same = [next((own for own in found if own.name == side.name), None) for side in first[:2]]
-        if same[0] and same[1]:
-            return first if is_same_kind else ChosenSides(same[0], same[1])
-    own = choose_sides(found, (None, None), first.languages)
-    has_same_keys = is_same_kind and {side.key for side in first[:2]} <= {side.key for side in found}
-    if has_same_keys and (own.by_order or not own.certain):
+    own = {side.key: side for side in found}
+    if is_same_kind and all(side.key in own and not _differs(own[side.key], side) for side in chosen):
         return first
-    if not own.certain:
-        log.warning("%s: using columns %s and %s", group.files[0], own.source.name, own.target.name)
-    for side, other in zip(own[:2], first[:2], strict=True):
-        expected = other.given or other.named
-        if side.named and expected and not is_same_language(side.named, expected):
-            names = " and ".join(group.files)
-            raise DataError(f"{names}: the names say {side.named}, not {expected}; leave this corpus out")
-    return own
+    sides = choose_sides(found, (None, None), first.languages)
+    names = " and ".join(group.files)
+    if not sides.certain:
+        log.warning("%s: using columns %s and %s", names, sides.source.name, sides.target.name)
+    for side, other in zip(sides[:2], chosen, strict=True):
+        if _differs(side, other) and side.named:
+            raise DataError(f"{names}: the names say {side.named}, not {other.language}; leave them out")
+        if _differs(side, other):
+            log.warning("%s: %s does not seem to be in %s", names, side.name, other.language)
+    return sides
+
+
+def _differs(side: FoundText, first: FoundText) -> bool:
+    """Whether a text is not in the language of another one. Its name alone says so only if the text is too
+    short."""
+    if first.language is None or is_same_language(side.language, first.language):
+        return False
+    return side.identified.is_not(first.language) if side.identified else side.named is not None
 
 
 def spec_of(group: Group, sides: ChosenSides) -> dict[str, Any]:

@@ -57,13 +57,32 @@ class _Mark(NamedTuple):
     place: int  # of the word
 
 
-def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -> list[Group]:
-    """Group text files that differ in a language, or in a word for the side. Two files are always a group.
-    The files of a group are in the order given, or the source first if the names say which it is. `given`
-    are codes of languages that the files are in.
+def group_text_files(
+    files: Sequence[str], given: Collection[str | None] = (), is_all: bool = True
+) -> list[Group]:
+    """Group text files that differ in a language, or in a word for the side. Two files are always a group, if
+    no files of other kinds are given (`is_all`). The files of a group are in the order given, or the source
+    first if the names say which it is. `given` are codes of languages that the files are in.
 
     Raises DataError if a file has no partner.
     """
+    groups = _marked_groups(files, given)
+    free = {*files} - {file for group in groups for file in group.files}
+    if len(files) == 2 and not groups and is_all:
+        return [_in_order(Group((*files,), _own_languages(files)))]
+    for file in files:
+        if file in free:
+            cure = "leave it out, or give a source and a target file, and others with --validation and --test"
+            raise DataError(f"{file}: no file of the same name in another language is given; {cure}")
+    return sorted(groups, key=lambda group: min(map(files.index, group.files)))
+
+
+def partners(files: Sequence[str], given: Collection[str | None] = ()) -> set[str]:
+    """The files whose names say that they are text in one language, or one side, of the same corpus."""
+    return {file for group in _marked_groups(files, given) for file in group.files}
+
+
+def _marked_groups(files: Sequence[str], given: Collection[str | None]) -> list[Group]:
     by_rest: dict[tuple[str, ...], dict[str, _Mark]] = {}
     for file in files:
         for rest, meaning, mark in _marks_of(file, given):
@@ -74,13 +93,7 @@ def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -
         if _certainty(marks)[0] and free.issuperset(group.files):
             groups.append(_in_order(group))
             free -= {*group.files}
-    if len(files) == 2 and not groups:
-        return [_in_order(Group((*files,), _own_languages(files)))]
-    for file in files:
-        if file in free:
-            cure = "leave it out, or give a source and a target file, and others with --validation and --test"
-            raise DataError(f"{file}: no file of the same name in another language is given; {cure}")
-    return sorted(groups, key=lambda group: min(map(files.index, group.files)))
+    return groups
 
 
 def _marks_of(file: str, given: Collection[str | None]) -> Iterator[tuple[tuple[str, ...], str, _Mark]]:

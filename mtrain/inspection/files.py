@@ -7,13 +7,13 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from mtrain.config.language_names import certainty, find_language, languages_in, words_of
+from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data import COMPRESSION
 from mtrain.data.reading.files import expand
 from mtrain.data.reading.lines import open_blocks, read_lines
 from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import FoundText, with_languages
-from mtrain.inspection.file_groups import Group, Kind, group_text_files, split_side
+from mtrain.inspection.file_groups import Group, Kind, group_text_files, partners, split_side
 from mtrain.inspection.table_columns import SAMPLE, read_table, text_columns
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _HEADINGS = "url|talkid|speaker|keywords|title|description|reviewer|translator"
 _HEADING = re.compile(rf"<({_HEADINGS})>\S".encode())
 _SUBTITLES = re.compile(rb"(\d+\r?\n)?\d\d:\d\d:\d\d[,.]\d{3} -->|WEBVTT")
 _NOTES = re.compile(
-    r"(README|LICENSE|DISCLAIMER)(\..*)?|categories\.json|.+[._-]scores?(\.jsonl)?(\.gz|\.zst)?"
+    r"(README|LICENSE|DISCLAIMER)(\..*)?|categories\.json|.+\.([\w-]+-)?scores?(\.gz|\.zst)?"
     r"|.+\.(ids|xml|aln|annotation|meta\.jsonl|stats\.json|filters\.json)(\.gz|\.zst)?",
     re.IGNORECASE,
 )
@@ -71,9 +71,9 @@ def without_notes(names: list[str], given: Collection[str | None] = ()) -> list[
     paths = [(name, Path(name)) for name in names]
     kept = [name for name, path in paths if _suffix(path)[1:] in given or not _NOTES.fullmatch(path.name)]
     # In the Tatoeba Challenge, `train.id` has identifiers, although its suffix is the code of Indonesian.
-    sources = [path for _, path in paths if _suffix(path) == ".src" and "id" not in given]
-    identifiers = {path.with_name(path.name.replace(".src", ".id")) for path in sources}
-    kept = [name for name in kept if Path(name) not in identifiers]
+    parts = [(name, *name.rpartition(".id")[::2]) for name in kept]
+    partners = {name: {f"{stem}.src{end}", f"{stem}.trg{end}"} for name, stem, end in parts}
+    kept = [name for name in kept if "id" in given or not partners[name] <= {*names}]
     if not kept or kept == names:
         return names
     log.warning("not used: %s", ", ".join(name for name in names if name not in kept))
@@ -90,7 +90,7 @@ def groups_of(names: Sequence[str], given: Collection[str | None] = ()) -> list[
     kinds = _kinds_of(names, given)
     text = [name for name in names if kinds[name] == "text"]
     tables = [Group((name,), (), kind) for name, kind in kinds.items() if kind != "text"]
-    groups = [*group_text_files(text, given), *tables]
+    groups = [*group_text_files(text, given, is_all=not tables), *tables]
     return sorted(groups, key=lambda group: min(map(names.index, group.files)))
 
 
@@ -107,10 +107,10 @@ def _kinds_of(names: Sequence[str], given: Collection[str | None]) -> dict[str, 
                 raise DataError(f"{first} and {file} are of different kinds; give them one by one")
         for file in (first, *others) if kind != "parquet" else ():
             _require_text(file, kind)
-        ending = _suffix(first)[1:]
-        if kind == "text" and ending not in given and certainty(ending) < 2:
-            head = _first_lines(first, _HEAD)
-            kinds[name] = "tsv" if head and all("\t" in line for line in head) else "text"
+    text = [name for name, kind in kinds.items() if kind == "text"]
+    for name in {*text} - partners(text, given):
+        head = _first_lines(expanded[name][0], _HEAD)
+        kinds[name] = "tsv" if head and all("\t" in line for line in head) else "text"
     text = [name for name, kind in kinds.items() if kind == "text"]
     if len(text) == 1:
         kinds[text[0]] = _kind_by_contents(expanded[text[0]][0], text[0])

@@ -248,6 +248,60 @@ def test_given_columns_are_found_by_their_names_in_other_kinds(mtrain):
     assert train_pairs() == PAIRS * 2
 
 
+@pytest.mark.parametrize(
+    ("source", "target"), [("train.src", "train.trg"), ("train.en.txt", "train.fr.txt"), ("en.dev", "fr.dev")]
+)
+def test_text_files_whose_names_are_partners_may_have_tabs(mtrain, source, target):
+    """Such as the name of a speaker before each sentence."""
+    for name, texts in ((source, SOURCES), (target, TARGETS)):
+        write(Path(name), [f"Anna\t{text}" for text in texts])
+    assert mtrain("init", source, target, "--source-lang", "en", "--target-lang", "fr")[0] == 0
+    [corpus] = load_config(CONFIG).data.train
+    assert (corpus.source, corpus.target) == (source, target)
+
+
+def test_similar_languages_and_short_texts_in_other_tables_are_accepted(mtrain):
+    tsv_file("a.tsv", ["en", *SOURCES], ["no", *TARGETS])
+    tsv_file("b.tsv", ["en", *SOURCES], ["no", *(f"{text} https://t.co/x1" for text in TARGETS)])
+    tsv_file(
+        "c.tsv",
+        ["en", *(f"v1.{i}" for i, _ in enumerate(PAIRS))],
+        ["no", *(f"v2.{i}" for i, _ in enumerate(PAIRS))],
+    )
+    assert mtrain("init", "a.tsv", "b.tsv", "c.tsv")[0] == 0
+    assert len(train_pairs(Path("en-no.yaml"))) == 3 * len(PAIRS)
+
+
+def test_a_corpus_in_a_third_language_is_reported(mtrain):
+    german = ["Der alte Mann geht langsam durch den Garten und sucht nach seiner Brille."] * 300
+    tsv_file("a.tsv", SOURCES, TARGETS)
+    write(Path("b.src"), SOURCES)
+    write(Path("b.trg"), german)
+    code, _, err = mtrain("init", "a.tsv", "b.src", "b.trg")
+    assert code == 0 and "warning: b.src and b.trg: b.trg does not seem to be in fr" in err
+
+
+def test_two_text_files_beside_a_table_must_be_partners(mtrain):
+    names = text_files("notes.txt", "todo.txt")
+    code, _, err = mtrain("init", tsv_file(), *names)
+    assert code == 3 and "error: notes.txt: no file of the same name in another language" in err
+
+
+def test_words_in_the_name_of_a_folder_are_no_languages_if_the_text_is_in_others(mtrain):
+    assert mtrain("init", *text_files("my-mt/train.src", "my-mt/train.trg"))[0] == 0
+    assert CONFIG.exists()
+
+
+@pytest.mark.parametrize("columns", [("1", "2"), ("source", "target")])
+def test_given_columns_hold_only_for_tables_that_have_them(mtrain, columns):
+    numbers = ["id", *map(str, range(len(PAIRS)))]
+    tsv_file("a.tsv", numbers, ["source", *SOURCES], ["target", *TARGETS])
+    tsv_file("b.tsv", SOURCES, TARGETS)
+    options = ("--source-column", columns[0], "--target-column", columns[1], "--source-lang", "en")
+    assert mtrain("init", "a.tsv", "b.tsv", *options, "--target-lang", "fr")[0] == 0
+    assert train_pairs() == PAIRS * 2
+
+
 def test_corpora_may_be_of_different_kinds(mtrain):
     names = text_files("part.en", "part.fr", len(PAIRS))
     train = (tsv_file("train.tsv"), *names, jsonl_file("train.jsonl"))
@@ -582,7 +636,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             {"a.en-fr.tsv": b"A b.\tC d.\n", "a.en-de.tsv": b"A b.\tE f.\n"},
             "a.en-fr.tsv a.en-de.tsv",
             3,
-            "a.en-de.tsv: the names say de, not fr; leave this corpus out",
+            "a.en-de.tsv: the names say de, not fr; leave them out",
         ),
         ({"a.en": b"x\n"}, "a.en a.en", 2, "a.en: given twice"),
         (
@@ -648,7 +702,7 @@ def test_mistakes_end_in_one_line(mtrain, files, arguments, code, message):
 def test_what_archives_and_tools_have_besides_a_corpus_is_not_used(mtrain):
     names = text_files("Europarl.en-fr.en", "Europarl.en-fr.fr")
     notes = ["README", "LICENSE", "Europarl.en-fr.ids", "Europarl.en-fr.xml", "train.meta.jsonl.gz"]
-    notes += ["train.stats.json", "corpus.best-scores.zst", "corpus.filters.json", "RF1_scores.jsonl.gz"]
+    notes += ["train.stats.json", "corpus.best-scores.zst", "corpus.filters.json"]
     for name in notes:
         Path(name).write_text("<x>\n")
     code, _, err = mtrain("init", *notes, *names)

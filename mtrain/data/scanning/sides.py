@@ -170,7 +170,8 @@ def is_sentence(text: str) -> bool:
     """Whether a text may be a sentence or a word, rather than a number, an address or an identifier."""
     has_letters = any(map(str.isalpha, text))
     is_identifier = text.isascii() and " " not in text.strip() and _IDENTIFIER.search(text.strip())
-    return has_letters and "://" not in text and not is_identifier
+    is_address = "://" in text and " " not in text.strip()
+    return has_letters and not is_address and not is_identifier
 
 
 def find_wrong_languages(sources: Sequence[str], targets: Sequence[str], direction: Direction) -> str:
