@@ -16,7 +16,7 @@ from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import ChosenSides, FoundText, choose_sides
 from mtrain.inspection.file_groups import Group, Roles, split_side
 from mtrain.inspection.files import sides_of
-from mtrain.inspection.table_columns import Table, read_table
+from mtrain.inspection.table_columns import Table, read_table, text_columns
 from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
@@ -112,12 +112,13 @@ def _sides_in(group: Group, first: ChosenSides) -> ChosenSides:
     if is_same_kind and group.kind == "text":
         return first
     if group.kind != "text":
-        columns = read_table(expand(group.files[0])[0], group.kind).columns
-        named = {column.name: column for column in reversed(columns)}
+        table = read_table(expand(group.files[0])[0], group.kind)
+        named = {column.name: column for column in reversed(table.columns)}
         if all(side.name in named and not side.is_number for side in chosen):
             source, target = (FoundText(*named[side.name], kind=group.kind) for side in chosen)
             return first if is_same_kind else ChosenSides(source, target)
-        if is_same_kind and first.by_key and {side.key for side in chosen} <= {each.key for each in columns}:
+        has_keys = {side.key for side in chosen} <= {column.key for column in table.columns}
+        if is_same_kind and has_keys and (first.by_key or len(text_columns(table)) < 2):
             return first
     found = sides_of(group, languages=first.languages)
     own = {side.key: side for side in found}

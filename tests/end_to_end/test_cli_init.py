@@ -272,6 +272,16 @@ def test_similar_languages_and_short_texts_in_other_tables_are_accepted(mtrain):
     assert len(train_pairs(Path("en-no.yaml"))) == 3 * len(PAIRS)
 
 
+def test_a_table_without_sentences_has_the_columns_of_the_first(mtrain):
+    tsv_file("train.fr-en.tsv", TARGETS, SOURCES)
+    numbers = [*map(str, range(1000, 1030))]
+    tsv_file("dev.tsv", numbers, numbers)
+    options = ("--source-lang", "en", "--target-lang", "fr", "--validation", "dev.tsv")
+    assert mtrain("init", "train.fr-en.tsv", *options)[0] == 0
+    [validation] = load_config(CONFIG).data.validation
+    assert (validation.source_column, validation.target_column) == (1, 0)
+
+
 def test_a_corpus_in_a_third_language_is_reported(mtrain):
     german = ["Der alte Mann geht langsam durch den Garten und sucht nach seiner Brille."] * 300
     tsv_file("a.tsv", SOURCES, TARGETS)
