@@ -11,7 +11,7 @@ from mtrain.interop.bergamot.write import MODEL, arithmetic, languages_of, vocab
 from mtrain.interop.export import export_model
 from mtrain.interop.formats import problem_of
 from mtrain.storage.atomic import copy_files, require_new_folder, write_new_folder, write_text
-from mtrain.storage.manifest import MANIFEST, verify_folder
+from mtrain.storage.manifest import MANIFEST, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.web.engine import copy_engine
 from mtrain.web.page import translator_page
@@ -37,6 +37,7 @@ def write_site(models: Sequence[Path], out: Path, package: Path | None = None) -
             folder = temporary / "models" / f"{source}-{target}"
             site = {"source": source, "target": target, "folder": f"models/{folder.name}", "model": MODEL}
             site["arithmetic"] = _write_model(model, folder)
+            site["version"] = sha256(folder / MODEL)[:12]  # so that browsers do not use older files
             found.append(site | {"vocabularies": vocabularies_in(folder)})
         targets = {code: [t for s, t in described if s == code] for pair in described for code in pair}
         languages = [

@@ -37,16 +37,19 @@ function open() {
 async function read(file) {
   const response = await fetch(file);
   if (!response.ok) throw new Error(`${file}: ${response.status} ${response.statusText}`);
-  return response.arrayBuffer();
+  const data = await response.arrayBuffer();
+  if (data.byteLength < 1000) throw new Error(`${file}: not a model file; perhaps a pointer of Git LFS`);
+  return data;
 }
 
-function load({ source, target, folder, model, vocabularies, arithmetic }) {
+function load({ source, target, folder, model, vocabularies, arithmetic, version }) {
   const key = `${source} ${target}`;
   if (!loaded.has(key)) loaded.set(key, (async () => {
-    const [weights, ...vocabs] = await Promise.all([model, ...vocabularies].map((name) => read(`${folder}/${name}`)));
-    const files = { model: weights, shortlist: new ArrayBuffer(0), vocabs, qualityModel: null };
+    const files = [model, ...vocabularies].map((name) => read(`${folder}/${name}?${version}`));
+    const [weights, ...vocabs] = await Promise.all(files);
+    const contents = { model: weights, shortlist: new ArrayBuffer(0), vocabs, qualityModel: null };
     const config = { "gemm-precision": arithmetic };
-    await call("loadTranslationModel", { from: source, to: target }, { ...files, config });
+    await call("loadTranslationModel", { from: source, to: target }, { ...contents, config });
   })());
   loaded.get(key).catch(() => loaded.delete(key));
   return loaded.get(key);

@@ -1,5 +1,6 @@
 """`mtrain web`: the folder that it writes. tests/end_to_end/test_cli_web.py looks at its page."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -78,6 +79,8 @@ def test_the_folder_has_the_page_the_engine_and_the_model(page):
     [found] = site["models"]
     vocabularies = ["srcvocab.spm", "trgvocab.spm"]
     assert (found["vocabularies"], found["arithmetic"]) == (vocabularies, "int8shiftAll")
+    model = (page / found["folder"] / "model.bin").read_bytes()
+    assert hashlib.sha256(model).hexdigest().startswith(found["version"])  # in the addresses of the files
     assert {file.name for file in (page / found["folder"]).iterdir()} >= {"model.bin", *vocabularies}
 
 
