@@ -30,9 +30,11 @@ def html_page(title: str, body: str, styles: Iterable[str] = (), scripts: Iterab
 <title>{escape(title)}</title>
 <style>
 {css}</style>
+<noscript><style>[data-chart], [data-attention] {{ display: none; }}</style></noscript>
 </head>
 <body>
 <a class="skip" href="#main">Skip to the content</a>
+<noscript><p>Without scripts, charts and attention maps are not shown. Open this file in a browser.</p></noscript>
 {body}
 {js}</body>
 </html>
