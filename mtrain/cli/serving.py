@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Names of this machine in containers. They cannot be registered as domains.
 _FROM_CONTAINERS = ("host.docker.internal", "host.containers.internal")
+_KEPT_ALIVE = 130  # seconds that a connection may be idle: longer than reverse proxies keep theirs
 _LARGEST_HEADERS = 2**18  # bytes; some clients send texts in the address
 _PACKAGES = ("starlette", "uvicorn", "python_multipart")
 
@@ -93,7 +94,9 @@ def serve(
             lifespan="on",
             ws="none",
             timeout_graceful_shutdown=round(SECONDS_TO_SEND + server.seconds),
+            timeout_keep_alive=_KEPT_ALIVE,
             h11_max_incomplete_event_size=_LARGEST_HEADERS,
+            forwarded_allow_ips="*",  # a proxy may tell that clients use HTTPS, for the URLs of files
         )
         # uvicorn has no setting for further signals. Under `nohup`, SIGHUP is ignored.
         stopping = {each for each in STOP_SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)}
@@ -112,7 +115,9 @@ def serve(
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens at an address. Raises UsageError if it cannot."""
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family, is_any = socket.AF_INET6 if ":" in host else socket.AF_INET, host == "::"
+        both = is_any and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except (OSError, TypeError) as error:  # TypeError: the name is not one of a host
         number = getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number > 0 else error

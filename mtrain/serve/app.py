@@ -146,7 +146,7 @@ async def _detect(server: Server, request: Request) -> Response:
 
 async def _metrics(server: Server, request: Request) -> Response:
     require_key(request, {}, server.key_digests)
-    return PlainTextResponse(server.metrics())
+    return PlainTextResponse(server.metrics(), media_type="text/plain; version=0.0.4")
 
 
 def _frontend_settings(server: Server) -> dict[str, Any]:
@@ -169,7 +169,10 @@ async def _translate_file(server: Server, request: Request) -> Response:
         raise HTTPException(400, "Invalid request: the file is not valid UTF-8") from None
     [answer] = await _answers(server, request, {**asked, "q": text})
     url = request.url_for("/download_file/{name}", name=server.keep_file(answer["translatedText"]))
-    return JSONResponse({"translatedFileUrl": str(url)})
+    # As clients of a reverse proxy reach it.
+    host = request.headers.get("x-forwarded-host", url.netloc)
+    prefix = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+    return JSONResponse({"translatedFileUrl": str(url.replace(netloc=host, path=prefix + url.path))})
 
 
 async def _download_file(server: Server, request: Request) -> Response:
@@ -206,6 +209,14 @@ class _SlashesMerged:
         await self.app(scope, receive, send)
 
 
+class _KnownHosts(TrustedHostMiddleware):
+    """Middleware that checks the host of each request except `/health`: probes may name no host."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self.app if scope.get("path") == "/health" else super().__call__
+        await answer(scope, receive, send)
+
+
 def make_app(server: Server) -> Starlette:
     """The application. Its end waits for all translations."""
     asking = {
@@ -238,7 +249,7 @@ def make_app(server: Server) -> Starlette:
         yield
         await run_in_threadpool(server.close)
 
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=server.hosts, www_redirect=False)
+    hosts = Middleware(_KnownHosts, allowed_hosts=server.hosts, www_redirect=False)
     every: Any = {"allow_methods": ["*"], "allow_headers": ["*"], "allow_private_network": True}
     cors = Middleware(CORSMiddleware, allow_origins=server.origins, **every)
     errors = (HTTPException, MtrainError, TimeoutError, Exception)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -100,4 +101,8 @@ class Server:
     def metrics(self) -> str:
         """The counters, in the text format of Prometheus."""
         counts = {**self.counts, **self.batcher.counts, "waiting_parts": self.batcher.waiting}
-        return "".join(f"mtrain_{name} {value}\n" for name, value in sorted(counts.items()))
+        lines: list[str] = []
+        for family, names in groupby(sorted(counts), lambda name: name.partition("{")[0]):
+            lines.append(f"# TYPE mtrain_{family} {'counter' if family.endswith('_total') else 'gauge'}\n")
+            lines += [f"mtrain_{name} {counts[name]}\n" for name in names]
+        return "".join(lines)

@@ -209,6 +209,22 @@ def test_on_loopback_only_names_of_it_and_of_origins_are_answered(run_dir):
 
 
 @pytest.mark.slow
+def test_every_address_includes_those_of_ipv4_and_clients_of_proxies_get_their_urls(run_dir):
+    with running(run_dir, "--host", "::", "--insecure") as (_, address):
+        port = urllib.parse.urlsplit(address).port
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200
+        text = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n\r\n--x--\r\n'
+        fields = b"".join(
+            f'--x\r\nContent-Disposition: form-data; name="{key}"\r\n\r\nde\r\n'.encode()
+            for key in ("source", "target")
+        )
+        headers = {"Content-Type": "multipart/form-data; boundary=x", "X-Forwarded-Proto": "https"}
+        url = f"http://127.0.0.1:{port}/translate_file"
+        answer = urllib.request.urlopen(urllib.request.Request(url, fields + text, headers))
+        assert json.load(answer)["translatedFileUrl"].startswith("https://127.0.0.1")
+
+
+@pytest.mark.slow
 def test_a_text_in_the_address_may_be_long(address):
     text = "Идёт дождь. " * 1500
     query = urllib.parse.urlencode({"source": "de", "target": "de", "q": text})

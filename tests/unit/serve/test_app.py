@@ -192,6 +192,9 @@ def test_a_file_is_translated_and_kept_for_an_hour(client, monkeypatch):
     ]
     assert client.get(url).text == "Es regnet.\nEine Katze schläft.\n"
     assert "attachment" in client.get(url).headers["content-disposition"]
+    proxy = {"X-Forwarded-Host": "example.org", "X-Forwarded-Prefix": "/mt/"}
+    answer = client.post("/translate_file", data=TRANSLATE, files=file, headers=proxy).json()
+    assert answer["translatedFileUrl"].startswith("http://example.org/mt/download_file/")
     monkeypatch.setattr("mtrain.serve.server.SECONDS_KEPT", 0)
     assert "an hour" in error_of(client.get(url), 404)
 
@@ -468,12 +471,21 @@ def test_an_address_may_end_in_a_slash(client):
 def test_a_name_that_resolves_to_loopback_is_refused(client):
     assert client.get("/languages", headers={"Host": "rebound.example:5000"}).status_code == 400
     assert client.get("/languages", headers={"Host": "testserver:5000"}).status_code == 200
+    assert client.get("/health", headers={"Host": ""}).status_code == 200
 
 
 def test_counters_are_in_the_format_of_prometheus(client):
     client.post("/translate", json={**TRANSLATE, "q": "It rains."})
-    lines = client.get("/metrics").text.splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines)
+    client.post("/translate", json={})
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    names = [line.split("{")[0].split(" ")[0] for line in lines if line[0] != "#"]
+    families = list(dict.fromkeys(names))
+    assert names == sorted(names, key=families.index)  # the lines of a family are not divided
+    types = [line.split(" ")[2:] for line in lines if line.startswith("# TYPE ")]
+    assert types == [[name, "counter" if name.endswith("_total") else "gauge"] for name in families]
+    values = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
     assert all(float(value) >= 0 for value in values.values())
     assert float(values['mtrain_requests_total{path="/translate"}']) >= 1
     assert values["mtrain_waiting_parts"] == "0"
