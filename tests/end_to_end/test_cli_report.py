@@ -92,7 +92,7 @@ def test_a_browser_draws_every_chart_without_errors(browser, page, width, scheme
           return [c.width > 0 && pixels.some(x => x > 0), c.getBoundingClientRect().right]; })"""
     )
     charts = browser.execute_script("return document.querySelectorAll('[data-chart] canvas').length")
-    assert charts == 10 and len(drawn) > charts
+    assert charts == 9 and len(drawn) > charts
     assert all(is_drawn and right <= width for is_drawn, right in drawn)
     colors = browser.execute_script(
         "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]"

@@ -41,8 +41,10 @@ def test_commands_of_the_guides_fit_together(tmp_path, monkeypatch, capsys):
     assert [ids.count(tag) for ids in sources] == [0] * 200 + [1] * 20
 
     sources = sources_of(runs["multi30k-en-de-reborn"])
-    assert len(sources) == 400
-    assert sources[:200] == sources[200:]  # with human translations, then with the teacher's
+    human, of_teacher = sources[:200], sources[200:]
+    assert of_teacher  # but for the empty translations of a teacher that has hardly been trained
+    rest = iter(human)
+    assert all(each in rest for each in of_teacher)  # in the same order
 
 
 def sources_of(run: Path) -> list[list[int]]:
