@@ -34,7 +34,7 @@ def html_page(title: str, body: str, styles: Iterable[str] = (), scripts: Iterab
 </head>
 <body>
 <a class="skip" href="#main">Skip to the content</a>
-<noscript><p>Without scripts, charts and attention maps are missing; open it in a browser.</p></noscript>
+<noscript><p>Charts and attention maps need scripts: open this file in a browser.</p></noscript>
 {body}
 {js}</body>
 </html>
