@@ -72,8 +72,8 @@ def without_notes(names: list[str], given: Collection[str | None] = ()) -> list[
     kept = [name for name, path in paths if _suffix(path)[1:] in given or not _NOTES.fullmatch(path.name)]
     # In the Tatoeba Challenge, `train.id` has identifiers, although its suffix is the code of Indonesian.
     parts = [(name, *name.rpartition(".id")[::2]) for name in kept]
-    partners = {name: {f"{stem}.src{end}", f"{stem}.trg{end}"} for name, stem, end in parts}
-    kept = [name for name in kept if "id" in given or not partners[name] <= {*names}]
+    beside = {name: {f"{stem}.src{end}", f"{stem}.trg{end}"} for name, stem, end in parts}
+    kept = [name for name in kept if "id" in given or not beside[name] <= {*names}]
     if not kept or kept == names:
         return names
     log.warning("not used: %s", ", ".join(name for name in names if name not in kept))
