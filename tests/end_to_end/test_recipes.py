@@ -20,6 +20,8 @@ from tests.support.paths import ROOT
 def test_commands_of_the_guides_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(FEW_STEPS, "decoding.beam_size", 1)
+    # A teacher that has hardly been trained may write nothing, and such pairs would be dropped.
+    monkeypatch.setitem(FEW_STEPS, "decoding.min_length_offset", 4)
     prepare(tmp_path)
     found = [block for page in CONNECTED_GUIDES for block in blocks(page)]
     runnable = [block for block in found if block.language == "bash" and not block.mark]
@@ -41,10 +43,8 @@ def test_commands_of_the_guides_fit_together(tmp_path, monkeypatch, capsys):
     assert [ids.count(tag) for ids in sources] == [0] * 200 + [1] * 20
 
     sources = sources_of(runs["multi30k-en-de-reborn"])
-    human, of_teacher = sources[:200], sources[200:]
-    assert of_teacher  # but for the empty translations of a teacher that has hardly been trained
-    rest = iter(human)
-    assert all(each in rest for each in of_teacher)  # in the same order
+    assert len(sources) == 400
+    assert sources[:200] == sources[200:]  # with human translations, then with the teacher's
 
 
 def sources_of(run: Path) -> list[list[int]]:
