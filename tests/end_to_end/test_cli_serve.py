@@ -1,5 +1,6 @@
 """`mtrain serve`: mistakes on the command line, and a running server with its clients and its page."""
 
+import http.client
 import json
 import logging
 import os
@@ -222,6 +223,16 @@ def test_every_address_includes_those_of_ipv4_and_clients_of_proxies_get_their_u
         url = f"http://127.0.0.1:{port}/translate_file"
         answer = urllib.request.urlopen(urllib.request.Request(url, fields + text, headers))
         assert json.load(answer)["translatedFileUrl"].startswith("https://127.0.0.1")
+
+
+@pytest.mark.slow
+def test_connections_that_proxies_keep_are_not_closed_after_some_seconds(address):
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(address).netloc)
+    for wait in (0, 7):
+        time.sleep(wait)
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+    connection.close()
 
 
 @pytest.mark.slow
