@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrain.report.page import text_attributes
+from mtrain.report.page import html_page, text_attributes
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,8 @@ def test_browsers_get_the_shortest_code_of_a_language(code, attributes):
 )
 def test_text_has_the_direction_of_its_language_or_of_most_letters(text, code, direction):
     assert text_attributes(text, code).startswith(f'dir="{direction}"')
+
+
+def test_a_viewer_without_scripts_says_what_is_missing():
+    page = html_page("Title", '<main id="main"></main>')
+    assert "<noscript><p>Charts and attention maps need scripts" in page
