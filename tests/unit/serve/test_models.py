@@ -119,7 +119,7 @@ def test_regions_and_scripts_tell_the_models_of_a_language_apart(codes):
 
 
 def test_only_scripts_that_a_code_alone_stands_for_are_left_out():
-    """A client that finds `zh` in the list would ask for Traditional Chinese, too."""
+    """A client that finds `zh` in the list would also ask for Traditional Chinese."""
     codes = ("zho_Hans", "srp_Latn", "kaz_Cyrl", "deu_Latn", "arb_Arab")
     models = together(*(model(code, "eng_Latn", code) for code in codes))
     assert models.targets_of("en") == ["zh-Hans", "sr-Latn", "kk", "de", "ar"]
